@@ -1,0 +1,119 @@
+"""A message as it was on the wire: taken off a delivery, and sent again to the byte.
+
+Dead letters, poison, redrives and broker dead-letter queues all need exactly
+this, and all have the same traps (compression, delivery tags, topic exchanges),
+so it is done here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from kombu import Producer
+from kombu.message import Message
+
+#: Written by the broker or the transport for one delivery; a second message makes its own.
+#: Re-using a delivery tag would let two messages share one entry in kombu's ``unacked`` hash.
+_PER_DELIVERY = frozenset(
+    {"delivery_tag", "delivery_info", "body_encoding", "content_type", "content_encoding", "headers", "cluster_id"}
+)
+
+#: Say that a message came back; a new message has not.
+STALE_HEADERS = frozenset(
+    {
+        "redelivered",
+        "x-delivery-count",
+        "x-death",
+        "x-first-death-exchange",
+        "x-first-death-queue",
+        "x-first-death-reason",
+        "x-last-death-exchange",
+        "x-last-death-queue",
+        "x-last-death-reason",
+        "x-acquired-count",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """One message, decoded no further than the transport did."""
+
+    body: bytes
+    body_compressed: bool
+    content_type: str | None
+    content_encoding: str | None
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    exchange: str
+    routing_key: str
+    delivery_tag: str
+    redelivered: bool
+
+
+def capture(message: Message) -> Wire:
+    """Take *message* as it arrived. Never raises: it is used on messages that are broken."""
+    info = message.delivery_info if isinstance(message.delivery_info, dict) else {}
+    headers = message.headers if isinstance(message.headers, dict) else {}
+    properties = message.properties if isinstance(message.properties, dict) else {}
+    body = message.body
+    return Wire(
+        body=body.encode("utf-8", "surrogateescape") if isinstance(body, str) else bytes(body or b""),
+        # kombu decompresses on arrival; when it could not, the error is noted and the body left.
+        body_compressed=bool(message.errors) and "compression" in headers,
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        headers=dict(headers),
+        properties={name: value for name, value in properties.items() if name not in _PER_DELIVERY},
+        exchange=str(info.get("exchange") or ""),
+        routing_key=str(info.get("routing_key") or ""),
+        delivery_tag=str(message.delivery_tag),
+        redelivered=bool(info.get("redelivered") or headers.get("redelivered")),
+    )
+
+
+def send(
+    app: Celery,
+    *,
+    body: bytes,
+    body_compressed: bool,
+    content_type: str | None,
+    content_encoding: str | None,
+    headers: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    exchange: str,
+    routing_key: str,
+    producer: Producer | None = None,
+) -> None:
+    """Publish the message again: same body bytes, content type, headers and properties.
+
+    The caller has already changed what it wants changed in *headers* and
+    *properties*; stale redelivery headers and per-delivery properties are
+    dropped here. With the default exchange (``""``) *routing_key* names the queue.
+
+    Raises:
+        kombu.exceptions.OperationalError: The broker did not take it, after ``task_publish_retry_policy``.
+    """
+    out = {name: value for name, value in headers.items() if name not in STALE_HEADERS}
+    # The body was decompressed on arrival and the header stayed: kombu compresses again and
+    # writes the header itself. A body that is still compressed goes as it is, header and all.
+    compression = None if body_compressed else out.pop("compression", None)
+    kept = {
+        name: value for name, value in properties.items() if name not in _PER_DELIVERY and value is not None
+    }
+    with app.producer_or_acquire(producer) as ready:
+        ready.publish(
+            body,
+            exchange=exchange,
+            routing_key=routing_key,
+            content_type=content_type or "application/octet-stream",
+            content_encoding=content_encoding or "binary",
+            headers=out,
+            compression=compression,
+            retry=True,
+            retry_policy=dict(app.conf.task_publish_retry_policy),
+            **kept,
+        )
