@@ -1,0 +1,1 @@
+"""What the tests stand on: private servers, supervised processes, faults."""

