@@ -126,16 +126,25 @@ class DeadLetter:
     """Seconds this letter is kept; ``None`` is ``hardened_dead_letter_max_age``."""
 
 
-def letter_id(task_id: str | None, redrives: int, attempt: int, delivery_tag: str) -> str:
+#: Longer task ids are foreign; an id has to fit on a line.
+_ID_MAX = 120
+
+
+def letter_id(task_id: str | None, redrives: int, attempt: int, delivery_tag: str, body: bytes = b"") -> str:
     """Name a failure, the same however often and wherever it is written down.
 
     A crash between writing the letter and acking the message brings the message
     back; the second write must find the first. So the id is made of what a
-    redelivery repeats: task id, redrive number, attempt. A message without a
-    task id has only its delivery tag.
+    redelivery repeats: task id, redrive number, attempt.
+
+    A message without a task id has only its delivery tag. On AMQP that is a small
+    number, counted anew by every channel, so two messages would share a letter
+    and one of them be lost: *body* tells them apart.
     """
     if not task_id:
-        return f"tag-{delivery_tag}"
+        return f"tag-{delivery_tag}-{hashlib.sha256(body).hexdigest()[:12]}"
+    if len(task_id) > _ID_MAX:
+        task_id = f"{task_id[:_ID_MAX]}~{_digest(task_id)}"
     return f"{task_id}-{redrives}-{attempt}"
 
 
@@ -149,18 +158,20 @@ def fingerprint(task: str | None, error_type: str, error_message: str, location:
     frame) and the message with its numbers, ids and quoted parts taken out.
     """
     shape = _VOLATILE.sub("#", error_message[:500])
-    text = "\n".join((task or "", error_type, location, shape))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _digest("\n".join((task or "", error_type, location, shape)))
 
 
 def dump(letter: DeadLetter) -> bytes:
     """Write *letter* as an envelope (UTF-8 JSON)."""
-    data = asdict(letter)
+    data = {f.name: getattr(letter, f.name) for f in fields(letter)}
     data["v"] = ENVELOPE_VERSION
     data["body"] = base64.b64encode(letter.body).decode("ascii")
-    # Headers and properties come off the wire and may hold what JSON cannot: a foreign
-    # message must not be lost because of an odd header.
-    return json.dumps(data, separators=(",", ":"), default=_as_text).encode("utf-8", "backslashreplace")
+    data["attempts"] = [asdict(attempt) for attempt in letter.attempts]
+    # These come off the wire and may hold what JSON cannot: a foreign message must not be
+    # lost because of an odd header.
+    for name in ("headers", "properties", "log_args"):
+        data[name] = {str(key): _as_json(value) for key, value in data[name].items()}
+    return json.dumps(data, separators=(",", ":")).encode("ascii")
 
 
 def load(envelope: bytes) -> DeadLetter:
@@ -189,7 +200,24 @@ def load(envelope: bytes) -> DeadLetter:
         raise EnvelopeError(f"{type(problem).__name__}: {problem}") from problem
 
 
+def _as_json(value: Any) -> Any:
+    """*value* as JSON can hold it; where it cannot, what comes closest."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    try:
+        return json.loads(json.dumps(value, default=_as_text))
+    except (TypeError, ValueError, RecursionError):
+        return _as_text(value)
+
+
 def _as_text(value: object) -> str:
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).decode("utf-8", "backslashreplace")
-    return str(value)
+    try:
+        return str(value)
+    except RecursionError:
+        return f"<{type(value).__name__} nested too deeply>"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
