@@ -10,6 +10,7 @@
     │   ├─ EnvelopeError                 these bytes are not an envelope this version can read
     │   └─ RedriveRefusedError           the letter was left as it was
     ├─ MalformedMessageError             a message that cannot be a task
+    ├─ TaskExitError                     a task called sys.exit
     ├─ TaskMemoryError                   MemoryError, made survivable for the worker
     ├─ TaskProcessLostError              a message that kept killing its worker
     └─ StoreUnavailableError             our Redis did not answer; nothing was changed
@@ -105,6 +106,24 @@ class MalformedMessageError(HardenedError):
 
     def __str__(self) -> str:
         return f"not a task message: {self.problem}"
+
+
+class TaskExitError(HardenedError):
+    """A task raised ``SystemExit`` or another exception that is meant to end a process.
+
+    It would have taken the pool process, or in a threads or solo pool the whole
+    worker, with it. This stands in for it: the task has failed, the worker lives.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"the task tried to end its process ({self.what}). It has failed for good and the worker "
+            f"goes on. Raise an ordinary exception instead, or return."
+        )
 
 
 class TaskMemoryError(HardenedError):

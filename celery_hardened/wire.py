@@ -8,7 +8,7 @@ so it is done here once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from celery import Celery
@@ -52,9 +52,19 @@ class Wire:
     routing_key: str
     delivery_tag: str
     redelivered: bool
+    queue: str = ""
+    """Queue it was consumed from, as far as the consumer can tell."""
+
+    def packed(self) -> tuple[Any, ...]:
+        """As a plain tuple: what goes through the pool's pipe with every task must be cheap to pickle."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    @classmethod
+    def unpacked(cls, packed: tuple[Any, ...]) -> Wire:
+        return cls(**{field.name: value for field, value in zip(fields(cls), packed)})
 
 
-def capture(message: Message) -> Wire:
+def capture(message: Message, queue: str = "") -> Wire:
     """Take *message* as it arrived. Never raises: it is used on messages that are broken."""
     info = message.delivery_info if isinstance(message.delivery_info, dict) else {}
     headers = message.headers if isinstance(message.headers, dict) else {}
@@ -72,6 +82,7 @@ def capture(message: Message) -> Wire:
         routing_key=str(info.get("routing_key") or ""),
         delivery_tag=str(message.delivery_tag),
         redelivered=bool(info.get("redelivered") or headers.get("redelivered")),
+        queue=queue,
     )
 
 

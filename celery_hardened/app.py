@@ -1,0 +1,173 @@
+"""``harden(app)``: what it installs, in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import celery
+import kombu
+from celery import Celery, signals
+from celery.app.registry import TaskRegistry
+from celery.utils.imports import symbol_by_name
+
+from celery_hardened.errors import ConfigurationError
+from celery_hardened.hardening import Hardening, Level
+from celery_hardened.pipeline.publish import stamp_publishes
+from celery_hardened.preset import lay_app_wide
+from celery_hardened.task import HardenedTask, on_leaf, without_celery_autoretry
+
+logger = logging.getLogger("celery_hardened")
+
+AppT = TypeVar("AppT", bound=Celery)
+
+#: Releases whose private names we lean on (docs/explanation/private-seams.md).
+SUPPORTED = ((5, 6), (5, 7))
+
+
+def harden(app: AppT, *, tasks: Level = "hardened") -> AppT:
+    """Harden *app*. One call, before or after its configuration is read, before or after its tasks.
+
+    Every task is *contained*: final failures, poison and bad input become dead letters.
+    Tasks on ``HardenedTask`` are *hardened* besides: retries, late acks, time limits.
+    It connects to nothing and needs no broker URL yet.
+
+    Args:
+        app: The Celery app. It is changed in place.
+
+        tasks: ``"hardened"``: harden those on ``HardenedTask``. ``"all"``: harden every task of
+            the app, whatever its base. Tasks named ``celery.*`` are never touched.
+
+    Returns:
+        The same app.
+
+    Raises:
+        ConfigurationError: Celery or kombu is of an unsupported release, or *tasks* is unknown,
+            or ``tasks="all"`` comes after tasks were bound, when Celery's defaults can no longer
+            be told from the user's settings.
+    """
+    _check_versions()
+    if tasks not in ("hardened", "all"):
+        raise ConfigurationError(f"harden(tasks={tasks!r}): it is 'hardened' or 'all'.")
+    known = Hardening.of(app)
+    if known is not None:
+        if known.tasks != tasks:
+            raise ConfigurationError(
+                f"harden(app) was called with tasks={known.tasks!r} before and with tasks={tasks!r} now. Call it once."
+            )
+        return app
+
+    hardening = Hardening(app, tasks=tasks)
+    _refuse_late_all(app, tasks)
+    hardening.attach()
+    _lay_preset(hardening)
+    stamp_publishes(app)
+    _adopt_tasks(hardening)
+    _adopt_worker(hardening)
+    return app
+
+
+def _check_versions() -> None:
+    for package in (celery, kombu):
+        found = tuple(package.VERSION[:2])
+        if found not in SUPPORTED:
+            raise ConfigurationError(
+                f"{package.__name__} {package.__version__} is not supported: this release of celery_hardened "
+                f"was proven on {' and '.join('.'.join(map(str, v)) for v in SUPPORTED)}. "
+                f"Install one of those, or a newer celery_hardened."
+            )
+
+
+def _refuse_late_all(app: Celery, tasks: Level) -> None:
+    bound = [name for name, task in app._tasks.items() if task.__bound__ and not name.startswith("celery.")]
+    late = [name for name in bound if not isinstance(app._tasks[name], HardenedTask)]
+    if tasks == "all" and late:
+        raise ConfigurationError(
+            f"harden(app, tasks='all') came after {len(late)} tasks were bound (such as {late[0]!r}), when "
+            f"Celery's defaults can no longer be told from your settings. Call it right after the app is created."
+        )
+
+
+# --- configuration ----------------------------------------------------------------------------------
+
+
+def _lay_preset(hardening: Hardening) -> None:
+    """Now if the configuration was read already; else as soon as it is (laid earlier, it is lost)."""
+    if hardening.app.configured:
+        _configure(hardening)
+    else:
+        hardening.app.on_after_configure.connect(lambda **_: _configure(hardening), weak=False)
+
+
+def _configure(hardening: Hardening) -> None:
+    if not hardening.settings.observe:
+        hardening.preset.update(lay_app_wide(hardening.app))
+
+
+# --- tasks --------------------------------------------------------------------------------------------
+
+
+def _adopt_tasks(hardening: Hardening) -> None:
+    """Put a leaf on every task there is, and on every one that is registered later.
+
+    The registry is the one place all of them pass: ``@app.task``, ``@shared_task``,
+    ``register_task``, lazily or not, before and after ``finalize``.
+    """
+    app = hardening.app
+    registry = app._tasks
+    harden_all = hardening.tasks == "all"
+
+    class HardenedRegistry(type(registry)):  # type: ignore[misc]
+        def __setitem__(self, name: str, task: Any) -> None:
+            on_leaf(task, app=app, harden_all=harden_all)
+            super().__setitem__(name, task)
+
+    HardenedRegistry.__name__ = TaskRegistry.__name__
+    for task in list(registry.values()):
+        on_leaf(task, app=app, harden_all=harden_all)
+        if task.__bound__ and isinstance(task, HardenedTask):
+            type(task).bind(app)
+    registry.__class__ = HardenedRegistry
+
+
+# --- worker -------------------------------------------------------------------------------------------
+
+
+def _adopt_worker(hardening: Hardening) -> None:
+    """Hook into the worker of this app, and of no other app in the process."""
+    app = hardening.app
+
+    def on_worker_init(sender: Any, **_: Any) -> None:
+        if sender.app is not app:
+            return
+        from celery_hardened.pipeline.consumer import compose_consumer
+
+        _ = hardening.settings, hardening.dead_letters, hardening.deaths  # a mistake stops the worker here
+        for task in app.tasks.values():
+            if getattr(task, "is_hardened", False) and not hardening.settings.observe:
+                without_celery_autoretry(task)
+        sender.consumer_cls = compose_consumer(symbol_by_name(sender.consumer_cls))
+
+    def on_worker_ready(sender: Any, **_: Any) -> None:
+        if sender.app is app:
+            logger.info("%s", describe_changes(hardening))
+
+    signals.worker_init.connect(on_worker_init, weak=False)
+    signals.worker_ready.connect(on_worker_ready, weak=False)
+
+
+def describe_changes(hardening: Hardening) -> str:
+    """The one line a worker logs at start: what we changed, and how many tasks are at which level."""
+    ours = [task for name, task in hardening.app._tasks.items() if not name.startswith("celery.")]
+    hardened = sum(1 for task in ours if getattr(task, "is_hardened", False))
+    changed = ", ".join(f"{name}={_brief(value)}" for name, value in sorted(hardening.preset.items())) or "nothing"
+    mode = "observing only: " if hardening.settings.observe else ""
+    return (
+        f"celery_hardened: {mode}{hardened} tasks hardened, {len(ours) - hardened} contained; app-wide settings "
+        f"you had not set: {changed}. Every effect and its off switch: docs/explanation/what-changes.md"
+    )
+
+
+def _brief(value: Any) -> str:
+    return "{" + ", ".join(f"{k}={v}" for k, v in value.items()) + "}" if isinstance(value, Mapping) else repr(value)

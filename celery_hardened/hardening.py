@@ -1,0 +1,181 @@
+"""What one hardened app knows: its settings, its stores, its switches. All lazy.
+
+Nothing here connects or refuses when it is made: at import time many projects
+have no broker URL yet. What needs a Redis says so when it is first used.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from celery import Celery
+
+from celery_hardened.dead_letter.contract import DeadLetterStore, Query, Retention
+from celery_hardened.dead_letter.memory import InMemoryDeadLetterStore
+from celery_hardened.errors import ConfigurationError
+from celery_hardened.poison.store import DeathStore, InMemoryDeathStore, RedisDeathStore
+from celery_hardened.redis_connection import answered, connect, key_prefix
+from celery_hardened.settings import Settings
+from celery_hardened.switches import Switches
+
+Level = Literal["hardened", "all"]
+
+_ATTRIBUTE = "_celery_hardened"
+
+
+class Hardening:
+    """The state that ``harden(app)`` gives an app. ``Hardening.of(app)`` finds it."""
+
+    def __init__(self, app: Celery, *, tasks: Level) -> None:
+        self.app = app
+        self.tasks: Level = tasks
+        self.preset: dict[str, Any] = {}
+        """Celery settings we laid in, for the log line."""
+        self.cut_short: list[Any] = []
+        """Requests whose run a cold shutdown ended; their messages go back."""
+
+    @staticmethod
+    def of(app: Celery) -> Hardening | None:
+        """The hardening of *app*, or ``None`` if ``harden(app)`` was never called."""
+        return getattr(app, _ATTRIBUTE, None)
+
+    def attach(self) -> None:
+        setattr(self.app, _ATTRIBUTE, self)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Read once. Raises ``ConfigurationError``."""
+        return Settings.from_conf(self.app.conf)
+
+    @cached_property
+    def redis(self) -> Any:
+        """The client for our own records; connects on first use, survives forks."""
+        return connect(self.app, self.settings)
+
+    @cached_property
+    def prefix(self) -> str:
+        return key_prefix(self.app, self.settings)
+
+    @cached_property
+    def dead_letters(self) -> DeadLetterStore:
+        """The store named by ``hardened_dead_letter_store``."""
+        name = self.settings.dead_letter_store
+        if name == "memory":
+            return self.eager_dead_letters
+        if name == "redis":
+            from celery_hardened.dead_letter.store import RedisDeadLetterStore
+
+            return RedisDeadLetterStore(self.redis, prefix=self.prefix, retention=self.retention)
+        return _load_store(name, self.app)
+
+    @cached_property
+    def eager_dead_letters(self) -> InMemoryDeadLetterStore:
+        """Where letters of eager tasks go, whatever the store: unit tests need no Redis."""
+        return InMemoryDeadLetterStore(retention=self.retention)
+
+    @cached_property
+    def deaths(self) -> DeathStore:
+        if self.settings.dead_letter_store == "memory" and self.settings.redis_url is None:
+            return InMemoryDeathStore()
+        return RedisDeathStore(self.redis, prefix=self.prefix, memory=self.settings.death_memory)
+
+    @cached_property
+    def switches(self) -> Switches:
+        if self.settings.dead_letter_store == "memory" and self.settings.redis_url is None:
+            stored: dict[bytes, bytes] = {}
+
+            def write(name: str, value: str | None) -> None:
+                stored.pop(name.encode(), None)
+                if value is not None:
+                    stored[name.encode()] = value.encode()
+
+            return Switches(read=lambda: dict(stored), write=write, ttl=self.settings.switch_ttl)
+
+        key = f"{self.prefix}:switches"
+
+        def read_redis() -> dict[bytes, bytes]:
+            with answered("reading the kill switches"):
+                return dict(self.redis.hgetall(key))
+
+        def write_redis(name: str, value: str | None) -> None:
+            with answered("throwing a kill switch"):
+                if value is None:
+                    self.redis.hdel(key, name)
+                else:
+                    self.redis.hset(key, name, value)
+
+        return Switches(read=read_redis, write=write_redis, ttl=self.settings.switch_ttl)
+
+    @property
+    def retention(self) -> Retention:
+        of = self.settings
+        return Retention(
+            max_age=of.dead_letter_max_age,
+            max_count=of.dead_letter_max_count,
+            max_count_per_task=of.dead_letter_max_count_per_task,
+            max_bytes=of.dead_letter_max_bytes,
+            closed_max_age=of.dead_letter_closed_max_age,
+        )
+
+    @cached_property
+    def version(self) -> str | None:
+        """Code version for dead letters: ``hardened_version``, $HARDENED_VERSION, or the git commit."""
+        return self.settings.version or os.environ.get("HARDENED_VERSION") or _git_commit()
+
+    def redrive(self, query: Query, **options: Any) -> Any:
+        """Send the letters that match again; see ``celery_hardened.dead_letter.redrive.redrive``."""
+        from celery_hardened.dead_letter.parking import group_gone
+        from celery_hardened.dead_letter.redrive import redrive
+
+        options.setdefault("redrive_max", self.settings.redrive_max)
+        return redrive(
+            self.app, self.dead_letters, query, parked_group_alive=lambda letter: group_gone(self.app, letter), **options
+        )
+
+    def discard(self, letter_ids: Sequence[str], *, by: str, why: str) -> int:
+        """Close letters for good; a parked one now fails its chord and fires its errbacks. How many."""
+        from celery_hardened.dead_letter.parking import fail_parked
+        from celery_hardened.dead_letter.redrive import discard_letters
+
+        closed = discard_letters(self.dead_letters, letter_ids, by=by, why=why)
+        for stored in closed:
+            if stored.letter.parked:
+                fail_parked(self.app, stored.letter)
+        return len(closed)
+
+
+def _load_store(name: str, app: Celery) -> DeadLetterStore:
+    module, _, attribute = name.partition(":")
+    try:
+        factory = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ConfigurationError(
+            f"hardened_dead_letter_store is {name!r}: it must be 'redis', 'memory' or 'module:factory', "
+            f"and this one could not be loaded ({problem})."
+        ) from problem
+    store: DeadLetterStore = factory(app)
+    return store
+
+
+def _git_commit() -> str | None:
+    """The commit of the code that is running, if its main module lies in a checkout."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    here = Path(main).resolve().parent if main else Path.cwd()
+    for place in dict.fromkeys((Path.cwd(), here)):
+        try:
+            found = subprocess.run(
+                ["git", "rev-parse", "--short=12", "HEAD"],  # noqa: S607
+                cwd=place, capture_output=True, text=True, timeout=2, check=False,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        if found.returncode == 0:
+            return found.stdout.strip() or None
+    return None

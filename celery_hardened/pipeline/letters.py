@@ -1,0 +1,125 @@
+"""Letters, as the pipelines write them: built from a request or a message, written before the ack."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from celery_hardened.dead_letter.capture import from_wire
+from celery_hardened.dead_letter.describe import cut_middle, describe
+from celery_hardened.dead_letter.letter import DeadLetter, Reason
+from celery_hardened.errors import StoreUnavailableError
+from celery_hardened.hardening import Hardening
+from celery_hardened.wire import Wire
+
+logger = logging.getLogger("celery_hardened.dead_letter")
+
+#: Where the parent puts the raw message for the child: inside ``properties``, because Celery
+#: copies unknown top-level names into ``request.headers`` and from there into every retry.
+WIRE = "hardened_wire"
+
+#: Likewise: the token of a suspect's start, and whether it has the worker to itself.
+START = "hardened_start"
+ALONE = "hardened_alone"
+
+
+def letter_for(
+    hardening: Hardening,
+    wire: Wire,
+    *,
+    reason: Reason,
+    error: BaseException,
+    worker: str,
+    queue: str,
+    formatted: str | None = None,
+    shown: Mapping[str, Any] | None = None,
+    deaths: int | None = None,
+    max_age: float | None = None,
+    parked: bool = False,
+    group_id: str | None = None,
+) -> DeadLetter:
+    """Build the letter of *wire*, which ended with *error*."""
+    described = describe(error, formatted)
+    most = hardening.settings.dead_letter_traceback_max
+    letter = from_wire(
+        wire,
+        reason=reason,
+        error_type=described.type,
+        error_message=described.message,
+        traceback=cut_middle(described.traceback, most),
+        location=described.location,
+        now=time.time(),
+        worker=worker,
+        version=hardening.version,
+        queue=queue,
+        traceback_max=most,
+        log_args=shown or {},
+    )
+    return replace(
+        letter,
+        deaths=letter.deaths if deaths is None else deaths,
+        max_age=max_age,
+        parked=parked,
+        group_id=group_id or letter.group_id,
+    )
+
+
+def observed(hardening: Hardening, what: str, *args: object) -> bool:
+    """In a dry run, log what would be done; ``True`` if it is one and nothing may be done."""
+    if hardening.settings.observe:
+        logger.warning("observing: would " + what, *args)
+        return True
+    return False
+
+
+def write_patiently(
+    hardening: Hardening,
+    letter: DeadLetter,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Write *letter*, trying again for ``hardened_dead_letter_write_timeout`` seconds.
+
+    For the pool process, where waiting holds up this task alone.
+
+    Raises:
+        StoreUnavailableError: It is not written; its message must not be acked.
+    """
+    deadline = clock() + hardening.settings.dead_letter_write_timeout
+    pause = 0.1
+    while True:
+        try:
+            write(hardening, letter)
+        except StoreUnavailableError:
+            if clock() + pause > deadline:
+                raise
+            sleep(pause)
+            pause = min(2.0, pause * 2)
+        else:
+            return
+
+
+def write(hardening: Hardening, letter: DeadLetter) -> None:
+    """Write *letter* once. Raises ``StoreUnavailableError``."""
+    new = hardening.dead_letters.put(letter)
+    logger.error(
+        "dead letter %s: %s %s (%s)%s",
+        letter.id,
+        letter.task or "<no task>",
+        letter.reason,
+        letter.error_type,
+        "" if new else ", written before",
+        extra={
+            "task": letter.task,
+            "task_id": letter.task_id,
+            "queue": letter.queue,
+            "attempt": letter.attempt,
+            "outcome": "dead_letter",
+            "reason": letter.reason,
+            **{f"arg_{name}": value for name, value in letter.log_args.items()},
+        },
+    )

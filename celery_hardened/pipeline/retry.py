@@ -1,0 +1,201 @@
+"""The next attempt: decided by the policy, published by Celery's own ``Task.retry``."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any, NoReturn
+
+from celery.exceptions import Reject
+from celery.utils.serialization import raise_with_context
+from celery.utils.time import maybe_iso8601
+
+from celery_hardened.hardening import Hardening
+from celery_hardened.marks import HEADER, Marks
+from celery_hardened.retry.classify import classify
+from celery_hardened.retry.policy import GiveUp, RetryIn, RetryPolicy, Verdict, decide
+from celery_hardened.retry.retry_after import retry_after
+from celery_hardened.wire import STALE_HEADERS
+
+logger = logging.getLogger("celery_hardened.retry")
+
+#: A horizon nobody reaches.
+_NEVER = 1e12
+
+#: The system's own randomness: a forked child inherits its parent's ``random`` state, and
+#: children that jitter alike do not jitter at all.
+_uniform = random.SystemRandom().uniform
+
+
+def policy_of(task: Any, hardening: Hardening) -> RetryPolicy:
+    """The task's retry policy; raises ``ConfigurationError`` if its attributes contradict each other."""
+    policy: RetryPolicy | None = task.__dict__.get("_hardened_retry_policy")
+    if policy is None:
+        policy = RetryPolicy.of(task, hardening.settings)
+        task.__dict__["_hardened_retry_policy"] = policy
+    return policy
+
+
+def verdict_on(task: Any, error: BaseException, *, hardening: Hardening, marks: Marks) -> Verdict:
+    """Retry or give up: what the policy says of this failure."""
+    request = task.request
+    policy = policy_of(task, hardening)
+    kind = classify(
+        error,
+        autoretry_for=policy.autoretry_for,
+        dont_autoretry_for=policy.dont_autoretry_for,
+        hook=getattr(task, "classify", None),
+    )
+    if kind == "transient" and not request.is_eager and not hardening.switches.get("retries"):
+        logger.warning("retries are switched off: %s fails for good", task.name, extra={"task_id": request.id})
+        return GiveUp("exhausted")
+    # Eager mode does not sleep, so its clock is moved by the delays it skipped.
+    now = time.time() + (marks.waited if request.is_eager else 0.0)
+    return decide(
+        policy,
+        kind=kind,
+        retries=request.retries,
+        now=now,
+        first_published=marks.first_published,
+        expires=expires_at(request),
+        retry_after=retry_after(error, now=now),
+        uniform=_uniform,
+    )
+
+
+def verdict_on_explicit(
+    task: Any, error: Any, *, eta: Any, countdown: float | None, max_retries: int | None, hardening: Hardening
+) -> float:
+    """Seconds until the retry that ``self.retry()`` asks for, or raise what says that there is none.
+
+    An explicit *countdown*, *eta* or *max_retries* is the task's own decision: neither our
+    delay nor our horizon touches it.
+    """
+    request = task.request
+    marks = Marks.read(request.headers)
+    policy = policy_of(task, hardening)
+    now = time.time() + (marks.waited if request.is_eager else 0.0)
+    explicit = countdown is not None or eta is not None
+    if explicit:
+        fixed = _seconds_until(eta, now) if eta is not None else float(countdown or 0.0)
+        policy = replace(policy, backoff=None, default_delay=fixed, horizon=_NEVER)
+    if max_retries is not None:
+        policy = replace(policy, max_retries=max_retries)
+    verdict = decide(
+        policy,
+        kind="transient",
+        retries=request.retries,
+        now=now,
+        first_published=marks.first_published,
+        expires=expires_at(request),
+        retry_after=None if explicit or error is None else retry_after(error, now=now),
+        uniform=_uniform,
+    )
+    if isinstance(verdict, RetryIn) and (request.is_eager or hardening.switches.get("retries")):
+        return verdict.delay
+
+    reason = verdict.reason if isinstance(verdict, GiveUp) else "exhausted"
+    if error is None:
+        # Celery's message holds all arguments; ours does not.
+        error = task.MaxRetriesExceededError(f"Can't retry {task.name}[{request.id}]: {reason}")
+    request.hardened_final = (error, reason)
+    raise_with_context(error)
+    raise AssertionError("raise_with_context returned")
+
+
+def _seconds_until(eta: datetime, now: float) -> float:
+    moment = eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)
+    return max(0.0, moment.timestamp() - now)
+
+
+def expires_at(request: Any) -> float | None:
+    """When the message expires, as seconds since the epoch."""
+    raw = request.expires
+    if raw is None:
+        return None
+    try:
+        moment = maybe_iso8601(raw)
+    except (ValueError, TypeError):
+        return None
+    if isinstance(moment, datetime):
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    return None
+
+
+def publish_from_parent(
+    task: Any, request: Any, error: BaseException, *, marks: Marks, hardening: Hardening
+) -> bool:
+    """Publish the next attempt of a task whose process is gone; ``False`` if there is none to publish."""
+    verdict = decide(
+        policy_of(task, hardening),
+        kind="transient" if hardening.switches.get("retries") else "permanent",
+        retries=request.retries,
+        now=time.time(),
+        first_published=marks.first_published,
+        expires=expires_at(request),
+        retry_after=None,
+        uniform=_uniform,
+    )
+    if not isinstance(verdict, RetryIn):
+        return False
+    marks = marks.failed(at=time.time(), worker=str(request.hostname), error=type(error).__name__)
+    headers = {name: value for name, value in (request.headers or {}).items() if name not in STALE_HEADERS}
+    headers[HEADER] = marks.header(attempt=request.retries + 1)
+    try:
+        task.signature_from_request(
+            request, countdown=verdict.delay, retries=request.retries + 1, headers=headers
+        ).apply_async()
+    except Exception as problem:  # noqa: BLE001 - whatever the broker raised: then it is a letter
+        logger.error("retry of %s could not be published: %s", task.name, problem, extra={"task_id": request.id})
+        return False
+    return True
+
+
+def publish_retry(
+    task: Any,
+    publish: Any,
+    *,
+    error: BaseException | None,
+    delay: float,
+    marks: Marks,
+    options: dict[str, Any],
+    hardening: Hardening,
+) -> NoReturn | Any:
+    """Send the next attempt through *publish* (``Task.retry``), which then raises ``Retry``.
+
+    A publish that fails is tried again for ``hardened_dead_letter_write_timeout`` seconds.
+
+    Raises:
+        celery.exceptions.Retry: It is on its way.
+        celery.exceptions.Reject: It could not be sent. Celery would drop the task here; this
+            gives the message back to the broker, which delivers it again.
+    """
+    request = task.request
+    named = type(error).__name__ if error is not None else "Retry"
+    next_marks = replace(
+        marks.failed(at=time.time(), worker=str(request.hostname), error=named), waited=marks.waited + delay
+    )
+    headers = {name: value for name, value in (request.headers or {}).items() if name not in STALE_HEADERS}
+    headers.update(options.pop("headers", None) or {})
+    headers[HEADER] = next_marks.header(attempt=request.retries + 1)
+
+    deadline = time.monotonic() + hardening.settings.dead_letter_write_timeout
+    pause = 0.2
+    while True:
+        try:
+            # The policy has counted already; maxsize keeps Celery from counting again.
+            return publish(max_retries=sys.maxsize, headers=headers, **options)
+        except Reject as rejected:
+            if time.monotonic() + pause > deadline:
+                logger.error(
+                    "retry of %s could not be published (%s); its message goes back to the broker",
+                    task.name, rejected.reason, extra={"task_id": request.id},
+                )
+                raise Reject(rejected.reason, requeue=True) from rejected
+            time.sleep(pause)
+            pause = min(2.0, pause * 2)
+

@@ -1,0 +1,231 @@
+"""HardenedTask, and the leaf that ``harden(app)`` puts outermost on every task. Names Celery's seams, decides nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from celery import Celery, Task
+from celery.app.trace import task_has_custom
+from celery.utils.imports import symbol_by_name
+
+from celery_hardened.errors import NotHardenedError
+from celery_hardened.hardening import Hardening
+from celery_hardened.marks import Marks
+from celery_hardened.pipeline.eager import apply_and_raise
+from celery_hardened.pipeline.execute import execute
+from celery_hardened.pipeline.retry import publish_retry, verdict_on_explicit
+from celery_hardened.preset import lay_task
+
+
+class _HardenedSeams:
+    """What makes a task hardened. Apart from ``HardenedTask``, so that ``harden(app, tasks="all")`` can
+    put it above a user's own class without covering what that class says."""
+
+    is_hardened: ClassVar[bool] = True
+
+    @classmethod
+    def bind(cls, app: Celery) -> Any:
+        hardening = Hardening.of(app)
+        if hardening is None:
+            # Celery is about to fill what is unset from app.conf; harden(app) may still come
+            # and must be able to tell that from the user's own word.
+            filled = frozenset(name for name, _ in cls.from_config if getattr(cls, name, None) is None)
+            result = super().bind(app)
+            cls._filled_by_celery = filled
+            return result
+        for name in cls.__dict__.get("_filled_by_celery", ()):
+            if name in cls.__dict__:
+                delattr(cls, name)
+        cls._filled_by_celery = frozenset()
+        if not hardening.settings.observe:
+            lay_task(cls, conf=app.conf, settings=hardening.settings)
+        return super().bind(app)
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        self._require_hardened_app()
+        return super().apply_async(*args, **options)
+
+    def apply(self, *args: Any, throw: bool | None = None, **options: Any) -> Any:
+        self._require_hardened_app()
+        if throw is None:
+            throw = self.app.conf.task_eager_propagates
+        return apply_and_raise(super().apply, *args, **options) if throw else super().apply(*args, throw=False, **options)
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        self._require_hardened_app()
+        return super().start_strategy(app, consumer, **options)
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: Any = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Celery's ``retry``, sharing one policy with automatic retries.
+
+        Without *countdown* and *eta* the delay is the policy's (full jitter, ``Retry-After``
+        as a lower bound). An explicit *countdown* or *eta* is taken as it is, horizon or not.
+        A retry that would come after the message ``expires`` fails at once.
+
+        Raises:
+            celery.exceptions.Retry: The next attempt is on its way.
+            celery.exceptions.Reject: It could not be published; the message goes back to the broker.
+            MaxRetriesExceededError: No attempt is left, and no *exc* was given; else *exc*.
+        """
+        request = self.request
+        hardening = Hardening.of(self.app)
+        if request.called_directly or hardening is None or hardening.settings.observe:
+            return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        if exc is not None and not isinstance(exc, BaseException):
+            raise TypeError(
+                f"{self.name}.retry(exc={exc!r}): exc must be an exception, not {type(exc).__name__}; "
+                f"Celery would notice only when the retries run out."
+            )
+        delay = verdict_on_explicit(
+            self, exc, eta=eta, countdown=countdown, max_retries=max_retries, hardening=hardening
+        )
+        outcome = publish_retry(
+            self,
+            self.retry_as_celery,
+            error=exc,
+            delay=delay,
+            marks=Marks.read(request.headers),
+            options={
+                "args": args, "kwargs": kwargs, "exc": exc, "throw": throw, "eta": eta,
+                "countdown": None if eta else delay, **options,
+            },
+            hardening=hardening,
+        )
+        # Only throw=False comes here: remembered, so that a return afterwards is no SUCCESS.
+        request.hardened_pending_retry = outcome
+        return outcome
+
+    def retry_as_celery(self, **options: Any) -> Any:
+        """``Task.retry`` of the class below: publishes and raises ``Retry``, asking no policy."""
+        return super().retry(**options)
+
+    def _require_hardened_app(self) -> None:
+        if Hardening.of(self.app) is None:
+            raise NotHardenedError(str(self.name), str(self.app.main or self.app))
+
+
+class HardenedTask(_HardenedSeams, Task):  # type: ignore[misc]
+    """Base class of hardened tasks. Subclass it to set policy for a family of tasks.
+
+    ::
+
+        class BillingTask(HardenedTask):
+            abstract = True
+            autoretry_for = (GatewayDown,)
+            max_retries = 8
+
+        @app.task(base=BillingTask, log_args=("invoice_id",))
+        def charge(invoice_id: str) -> str: ...
+
+    Celery's own attributes keep their names and meanings. What a task leaves unset
+    comes from ``app.conf``, then from our preset: late acks, ``reject_on_worker_lost``,
+    time limits of 240/300 s, ten retries of transient errors with full jitter.
+
+    Raises:
+        NotHardenedError: The app was never given to ``harden()``; at the first publish or
+            at worker start, not at import.
+    """
+
+    abstract = True
+
+    autoretry_for: tuple[type[BaseException], ...] = ()
+    """Errors to retry besides the built-in transient ones."""
+
+    dont_autoretry_for: tuple[type[BaseException], ...] = ()
+    """Errors never to retry, whatever else says so."""
+
+    retry_for: timedelta | float | None
+    """Horizon: no retry later than this after the first publish (seconds or ``timedelta``)."""
+
+    log_args: tuple[str, ...] = ()
+    """Names of arguments that may be logged and shown. No other argument ever is."""
+
+    park_chords: bool | None = None
+    """Keep the chord of this task's dead letter open; ``None``: ``hardened_park_chords``."""
+
+    dead_letter_max_age: float | None = None
+    """Seconds this task's letters are kept; ``None``: ``hardened_dead_letter_max_age``."""
+
+    def classify(self, error: BaseException) -> str | bool | None:
+        """Say ``"transient"`` or ``"permanent"`` of *error*, or ``None`` to leave it to the built-in table.
+
+        Asked after ``dont_autoretry_for`` and ``autoretry_for``. ``True`` is transient, ``False`` permanent.
+        """
+        return None
+
+
+class _Leaf:
+    """Outermost class of every task of a hardened app: hands each call to the pipeline.
+
+    It is put above the task's own class (see ``on_leaf``), so it comes before a user's
+    ``__call__`` that calls ``self.run()``; one on a base class would be bypassed there.
+    """
+
+    is_hardened: ClassVar[bool]
+    _custom_call: ClassVar[bool]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Celery's own __call__ pushes a request, which in eager mode would hide the real one.
+        body = super().__call__ if self._custom_call or self.request.called_directly else self._body()  # type: ignore[misc,attr-defined]
+        return execute(self, body, args, kwargs)
+
+    def _body(self) -> Any:
+        return self.run  # type: ignore[attr-defined]
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        from celery_hardened.pipeline.request import compose_request
+
+        cls = type(self)
+        if "Request" not in cls.__dict__:
+            cls.Request = compose_request(symbol_by_name(self.Request))  # type: ignore[attr-defined]
+        return super().start_strategy(app, consumer, **options)  # type: ignore[misc]
+
+
+def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
+    """Give *task* (an instance) a leaf class of its own: hardened or contained. Twice changes nothing.
+
+    The instance's class is exchanged, not changed: a user's class may be the base of other
+    tasks, of other apps too.
+    """
+    cls = type(task)
+    if isinstance(task, _Leaf) or str(task.name).startswith("celery."):
+        return
+    hardened = harden_all or isinstance(task, HardenedTask)
+    bases: tuple[type, ...] = (_Leaf, cls)
+    if hardened and not isinstance(task, HardenedTask):
+        bases = (_Leaf, _HardenedSeams, cls)
+    app_wide = symbol_by_name(app.task_cls)
+    if hardened and isinstance(app_wide, type) and not issubclass(cls, app_wide) and issubclass(app_wide, Task):
+        bases = (*bases, app_wide)  # what the app gives all its tasks, such as Django's delay_on_commit
+    leaf = type(
+        cls.__name__,
+        bases,
+        {
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+            "__qualname__": cls.__qualname__,
+            "is_hardened": hardened,
+            "_custom_call": task_has_custom(task, "__call__"),
+        },
+    )
+    task.__class__ = leaf
+    task.__dict__.pop("__trace__", None)
+
+
+def without_celery_autoretry(task: Any) -> None:
+    """Take Celery's autoretry wrapper off a hardened task, so that the pipeline sees every error first."""
+    original = task.__dict__.pop("_orig_run", None)
+    if original is not None:
+        task.run = original
+
