@@ -64,7 +64,7 @@ def test_killed_child_runs_elsewhere(start_worker: StartWorker, load_project: Lo
     victim = worker.kill_child()
 
     assert result.get(timeout=60) != victim
-    assert worker.alive
+    assert worker.running
 
 
 @pytest.mark.chaos

@@ -20,7 +20,7 @@ def client_side() -> Iterator[None]:
         _state._set_current_app(current)
         _state._on_app_finalizers.clear()
         _state._on_app_finalizers.update(finalizers)
-        kombu.pools.reset()  # type: ignore[no-untyped-call]
+        kombu.pools.reset()
 
 
 def disconnect(app: Celery) -> None:

@@ -38,7 +38,7 @@ class Proc:
 
     def start(self) -> None:
         """Start it, once more if it ended; the log goes on."""
-        assert not self.alive, f"{self.name} is running already"
+        assert not self.running, f"{self.name} is running already"
         self.cwd.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -61,7 +61,7 @@ class Proc:
         return self._popen.pid
 
     @property
-    def alive(self) -> bool:
+    def running(self) -> bool:
         """Whether the process itself (not a child of it) is there."""
         return self._popen is not None and self._popen.poll() is None
 
@@ -72,7 +72,7 @@ class Proc:
 
     def children(self) -> list[int]:
         """Process ids of its direct children, oldest first."""
-        if not self.alive:
+        if not self.running:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
             living = [p for p in psutil.Process(self.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
@@ -81,7 +81,7 @@ class Proc:
 
     def wait(self, *, within: float = 30.0) -> int:
         """Wait for it to end by itself and return its exit code."""
-        until(lambda: not self.alive, within=within, what=f"{self.name} to end")
+        until(lambda: not self.running, within=within, what=f"{self.name} to end")
         assert self.returncode is not None
         return self.returncode
 
@@ -89,7 +89,7 @@ class Proc:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process alone; none if it ended."""
-        if self.alive:
+        if self.running:
             os.kill(self.pid, number)
 
     def signal_group(self, number: int) -> None:
@@ -146,10 +146,10 @@ class Proc:
         """
 
         def written() -> bool:
-            running = self.alive  # asked first: the last words of an ended process count
+            there = self.running  # asked first: the last words of an ended process count
             if text in self.log()[since:]:
                 return True
-            if not running:
+            if not there:
                 raise ProcessEnded(f"{self.name} ended with {self.returncode} and wrote:\n{self.log()[-LOG_TAIL:]}")
             return False
 

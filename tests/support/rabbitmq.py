@@ -85,7 +85,7 @@ class RabbitMQ:
 
     def start(self) -> RabbitMQ:
         """Start the node and wait until it serves; durable queues of an earlier start are there."""
-        if not self._names.alive:
+        if not self._names.running:
             self._names.start()
         seen = len(self.process.log())
         self.process.start()
@@ -95,7 +95,11 @@ class RabbitMQ:
     @property
     def running(self) -> bool:
         """Whether the node is there."""
-        return self.process.alive
+        return self.process.running
+
+    def log(self) -> str:
+        """All the node has written, over all its starts."""
+        return self.process.log()
 
     def pause(self) -> None:
         """Freeze it: connections stay, nothing answers."""

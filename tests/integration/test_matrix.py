@@ -1,0 +1,81 @@
+"""Every broker with every pool, through pytest-celery's own nodes and setups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from pytest_celery import CeleryTestSetup, RedisTestBroker, ping
+
+from tests.support import matrix_tasks
+from tests.support.notes import notes
+from tests.support.until import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+
+
+class MatrixSetup(CeleryTestSetup):  # type: ignore[misc]
+    """Redis hands an abandoned message out again after seconds instead of an hour."""
+
+    @classmethod
+    def update_app_config(cls, app: Celery) -> None:
+        app.conf.worker_prefetch_multiplier = 1
+        if app.conf.broker_url.startswith("redis"):
+            app.conf.broker_transport_options = {
+                "visibility_timeout": 3,
+                "unacked_restore_interval": 1,
+                "unacked_restore_throttle": 1,
+            }
+
+
+@pytest.fixture
+def celery_setup_cls() -> type[CeleryTestSetup]:
+    return MatrixSetup
+
+
+@pytest.fixture
+def default_worker_app(celery_setup_app: Celery) -> Celery:
+    return celery_setup_app
+
+
+@pytest.fixture
+def default_worker_tasks(default_worker_tasks: set[Any]) -> set[Any]:
+    return default_worker_tasks | {matrix_tasks}
+
+
+def test_task_survives_its_worker(celery_setup: CeleryTestSetup, worker_pool: str, out: Path) -> None:
+    """A worker answers; killed in the middle of a task, it runs the task again when it is back."""
+    worker = celery_setup.worker
+    assert celery_setup.ready(ping=True, control=True, docker=True)
+    if worker_pool == "gevent" and isinstance(celery_setup.broker, RedisTestBroker):
+        # Stock kombu sweeps for abandoned messages only after a poll without
+        # events; without an event loop every poll ends with one.
+        return
+    result = matrix_tasks.nap.s(1).apply_async(queue=worker.worker_queue)
+    until(lambda: len(notes(out, "naps")) == 1, what="the nap to start")
+    killed = worker.pids()
+
+    worker.kill()
+    assert worker.container.status == "exited"
+    worker.restart()
+
+    assert result.get(timeout=60) not in killed
+    assert notes(out, "naps") == [result.id, result.id]
+
+
+@pytest.mark.parametrize("worker_pool", ["prefork"], indirect=True)
+def test_nodes_can_be_inspected(celery_setup: CeleryTestSetup) -> None:
+    """Logs, processes, commands, control and restarts of pytest-celery work on processes."""
+    worker = celery_setup.worker
+
+    worker.assert_log_exists("ready.")
+    worker.assert_log_does_not_exist("Traceback")
+    assert len(worker.get_running_processes_info(["pid", "cmdline"])) >= 3
+    assert worker.container.exec_run("python -c 'print(1)'") == (0, b"1\n")
+    assert worker.hostname() in celery_setup.app.control.inspect(timeout=3).ping()
+
+    worker.restart()
+
+    assert ping.s().apply_async(queue=worker.worker_queue).get(timeout=30) == "pong"
