@@ -1,0 +1,44 @@
+"""``celery -A proj hardened …``: what operators do from a shell.
+
+Celery finds the group through the entry point ``celery.commands`` and loads it
+for every ``celery`` command, the worker's too. So rich is imported only where a
+table is printed.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import click
+from celery.bin.base import handle_preload_options
+
+from celery_hardened.cli.dlq import dlq
+from celery_hardened.cli.exit_codes import ReportingGroup
+from celery_hardened.cli.switch import switch
+
+__all__ = ["hardened"]
+
+
+@click.group(cls=ReportingGroup)
+@click.pass_context
+@handle_preload_options  # type: ignore[untyped-decorator]
+def hardened(ctx: click.Context, **_preload: Any) -> None:
+    """Dead letters and kill switches of a hardened app.
+
+    \b
+    Exit codes: 0 done · 1 something failed or was refused · 2 wrong usage or
+    configuration · 3 no such letter · 4 the store did not answer · 130 Ctrl-C
+    """
+    # An app may add options to every sub-command (user_options["preload"]). Celery 5.7 takes
+    # off those a command does not declare, 5.6 does not; the decorator hands them to the app.
+    del ctx
+    # Errors quote whatever a task said; a terminal that cannot show it must not end the command.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+hardened.add_command(dlq)
+hardened.add_command(switch)
