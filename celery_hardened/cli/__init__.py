@@ -28,8 +28,13 @@ def hardened(ctx: click.Context, **_preload: Any) -> None:
     """Dead letters and kill switches of a hardened app.
 
     \b
-    Exit codes: 0 done · 1 something failed or was refused · 2 wrong usage or
-    configuration · 3 no such letter · 4 the store did not answer · 130 Ctrl-C
+    Exit codes:
+      0    all of it was done
+      1    something failed or was refused
+      2    wrong usage or configuration
+      3    no such letter
+      4    the store did not answer
+      130  Ctrl-C
     """
     # An app may add options to every sub-command (user_options["preload"]). Celery 5.7 takes
     # off those a command does not declare, 5.6 does not; the decorator hands them to the app.

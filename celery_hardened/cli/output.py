@@ -18,6 +18,12 @@ import click
 from celery_hardened.cli.exit_codes import CommandError
 from celery_hardened.cli.text import printable
 
+#: Blanks between two columns.
+_GAP = 2
+
+#: Characters the last column gets, however narrow the terminal is.
+_LEAST = 30
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
 
@@ -36,16 +42,23 @@ def print_json(record: Any) -> None:
     click.echo(json.dumps(record, separators=(",", ":"), default=str))
 
 
-def print_table(ctx: click.Context, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print *rows* aligned: with rich on a terminal, else as plain text that is never cut or wrapped."""
+def print_table(
+    ctx: click.Context, columns: Sequence[str], rows: Sequence[Sequence[str]], *, one_line: bool = False
+) -> None:
+    """Print *rows* aligned: with rich on a terminal, else as plain text of any width.
+
+    On a terminal the last column takes what room there is: wrapped, or cut with *one_line*.
+    """
     cells = [[" ".join(printable(cell).split()) for cell in row] for row in rows]
-    if not (on_terminal() and _print_rich_table(ctx, columns, cells)):
+    if not (on_terminal() and _print_rich_table(ctx, columns, cells, one_line=one_line)):
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
         for row in (columns, *cells):
             click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _print_rich_table(ctx: click.Context, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _print_rich_table(
+    ctx: click.Context, columns: Sequence[str], rows: Sequence[Sequence[str]], *, one_line: bool
+) -> bool:
     try:
         from rich import box
         from rich.console import Console
@@ -53,13 +66,18 @@ def _print_rich_table(ctx: click.Context, columns: Sequence[str], rows: Sequence
         from rich.text import Text
     except ImportError:
         return False
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
-    for place, column in enumerate(columns):
-        # An id is there to be copied: it is never cut.
-        table.add_column(column, no_wrap=place == 0, overflow="fold")
+    console = Console(color_system="auto" if colors(ctx) else None, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    # All but the last column is there to be copied, so it is never cut: rather the terminal wraps.
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    fixed = sum(widths[:-1]) + _GAP * len(columns)
+    room = max(_LEAST, console.width - fixed)
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True)
+    table.add_column(columns[-1], no_wrap=one_line, overflow="ellipsis" if one_line else "fold", max_width=room)
+    console.width = max(console.width, fixed + room)
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console(color_system="auto" if colors(ctx) else None, highlight=False)
     console.print(table)
     return True
 

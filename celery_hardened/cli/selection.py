@@ -50,13 +50,11 @@ _OPTIONS = (
     click.option("--reason", type=click.Choice(REASONS), help="Why it became a dead letter."),
     click.option("--fingerprint", help="Letters of one cause; `dlq stats` lists them."),
     click.option("--error", help="Dotted name of the error's class, as `dlq list` prints it."),
-    click.option("--state", type=click.Choice(get_args(State)), help="One state.  [default: the open ones]"),
+    click.option("--state", type=click.Choice(get_args(State)), help="What became of it; without this, all open ones."),
     click.option(
-        "--since", callback=_moment, metavar="DATE|AGE", help="Stored at or after this ISO date (UTC) or age (2h, 3d)."
+        "--since", callback=_moment, metavar="WHEN", help="Stored at or after an ISO date (UTC) or age (2h, 3d)."
     ),
-    click.option(
-        "--until", callback=_moment, metavar="DATE|AGE", help="Stored at or before this ISO date (UTC) or age."
-    ),
+    click.option("--until", callback=_moment, metavar="WHEN", help="Stored at or before an ISO date (UTC) or age."),
 )
 
 

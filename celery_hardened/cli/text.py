@@ -23,6 +23,12 @@ def printable(text: str) -> str:
     )
 
 
+def cut(text: str, most: int) -> str:
+    """*text* on one line of at most *most* characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
 def date(moment: float | None) -> str:
     """A moment as people and ``--since`` read it, in UTC."""
     if moment is None:

@@ -15,10 +15,10 @@ from celery_hardened.cli.selection import selection
 from celery_hardened.cli.text import without_passwords
 from celery_hardened.dead_letter.contract import DeadLetterStore, Page, Query, StoredLetter
 
-_COLUMNS = ("ID", "AGE", "STATE", "REASON", "TASK", "QUEUE", "ERROR", "MESSAGE")
+_COLUMNS = ("ID", "AGE", "STATE", "REASON", "TASK", "QUEUE", "ERROR")
 
-#: Characters of the error's message in the table; `dlq show` has all of it.
-_MESSAGE = 60
+#: Characters of the error in the table; `dlq show` has all of it.
+_ERROR = 100
 
 #: Letters fetched at once with ``--all``.
 _PAGE = 500
@@ -60,7 +60,7 @@ def list_letters(
         columns = (*_COLUMNS, "ARGUMENTS") if show_args else _COLUMNS
         rows = [_row(stored, now=now, show_args=show_args) for page in pages for stored in page.letters]
         if rows:
-            output.print_table(ctx, columns, rows)
+            output.print_table(ctx, columns, rows, one_line=not show_args)
         else:
             output.note("no letters.")
     if first.cursor is not None and not everything:
@@ -83,7 +83,6 @@ def _row(stored: StoredLetter, *, now: float, show_args: bool) -> Sequence[str]:
         letter.reason,
         letter.task or "-",
         letter.queue or "-",
-        letter.error_type or "-",
-        without_passwords(letter.error_message)[:_MESSAGE],
+        text.cut(f"{letter.error_type or '-'}: {without_passwords(letter.error_message)}", _ERROR),
     )
     return (*row, json.dumps(record.arguments(letter), ensure_ascii=False)) if show_args else row

@@ -75,13 +75,14 @@ def import_letters(ctx: click.Context, file: str, as_json: bool) -> None:
     others are imported; the exit code is then 1.
     """
     store = hardening_of(ctx).dead_letters
-    once_more(lambda: store.count(Query(ids=("none",))))
+    once_more(lambda: store.count(Query(ids=("none",))))  # not put_many, which must not be counted twice
     read = new = 0
     bad: list[dict[str, object]] = []
     batch: list[StoredLetter] = []
     try:
-        with _opened(file) as source:
+        with _opened(file) as source, output.progress("importing", _bytes_in(file)) as more:
             for number, line in enumerate(source, start=1):
+                more(len(line))
                 if not line.strip():
                     continue
                 try:
@@ -149,3 +150,8 @@ def _opened(file: str) -> Iterator[BinaryIO]:
     else:
         with Path(file).open("rb") as source:
             yield source
+
+
+def _bytes_in(file: str) -> int:
+    """What a bar can be drawn for; 0 where that is not known."""
+    return 0 if file == "-" else Path(file).stat().st_size

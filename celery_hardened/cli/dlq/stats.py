@@ -75,7 +75,7 @@ def _print(ctx: click.Context, stats: Stats, causes: list[dict[str, Any]], *, to
     click.echo(line)
     for cause in causes:
         task = cause["task"] or "messages without a task"
-        said = " ".join(cause["error_message"].split())[:100]
+        said = text.cut(cause["error_message"], 100)
         click.echo(
             text.printable(
                 f"{cause['count']:>6} × {cause['error_type'] or 'no error'} in {task}"  # noqa: RUF001
