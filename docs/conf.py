@@ -13,9 +13,6 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-# A section is in the index before its first page is written.
-suppress_warnings = ["toc.empty_glob"]
-
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 exclude_patterns = ["_build"]
