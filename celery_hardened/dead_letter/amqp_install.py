@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
+from amqp.exceptions import ChannelError
 from celery import Celery
 from celery.utils.imports import symbol_by_name
 from celery.utils.nodenames import WORKER_DIRECT_EXCHANGE
 from kombu import Queue
 from kombu.common import Broadcast
+from kombu.exceptions import OperationalError
+from kombu.transport.pyamqp import Transport
 
-from celery_hardened.dead_letter.amqp_queue import look_first
+from celery_hardened.dead_letter.amqp_delay import (
+    DELAY_EXCHANGE,
+    DelaysFor,
+    delay_key,
+    delayed_queue,
+    seconds_until_due,
+)
+from celery_hardened.dead_letter.amqp_queue import LookFirst, look_first
 from celery_hardened.dead_letter.amqp_worker import LookAtQueues
 from celery_hardened.settings import Settings
+
+logger = logging.getLogger("celery_hardened.dead_letter")
 
 
 def use_quorum_queues(app: Celery, settings: Settings) -> None:
@@ -45,23 +59,64 @@ def _amqp(base: Any, limit: int) -> Any:
         queues_cls = _queues(base.queues_cls, limit)
 
         def _create_task_sender(self) -> Any:
-            sender = super()._create_task_sender()
-
-            def send_task_message(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
-                # A queue given as an object never was in app.amqp.queues.
-                if isinstance(options.get("queue"), Queue):
-                    options["queue"] = _adopted(options["queue"], limit)
-                if options.get("declare"):
-                    options["declare"] = [
-                        _adopted(entity, limit) if isinstance(entity, Queue) else entity
-                        for entity in options["declare"]
-                    ]
-                return sender(producer, name, message, *args, **options)
-
-            return send_task_message
+            return _Sender(self, super()._create_task_sender(), limit)
 
     AMQP.__qualname__ = AMQP.__name__ = base.__name__
     return AMQP
+
+
+class _Sender:
+    """Celery's ``send_task_message``, with queues that look first and delays kept by the broker."""
+
+    def __init__(self, amqp: Any, send: Any, limit: int) -> None:
+        self._amqp = amqp
+        self._send = send
+        self._limit = limit
+        self._delays_refused = False
+
+    def __call__(self, producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
+        self._adopt_queues(options)
+        delayed = self._delayed(producer, message, options) if not args else None
+        if delayed is not None:
+            try:
+                return self._send(producer, name, message, **{**options, **delayed})
+            except OperationalError as problem:
+                if not isinstance(problem.__cause__, ChannelError):
+                    raise
+                # Nothing was sent. Held by its worker, the task comes in time all the same.
+                self._delays_refused = True
+                logger.error("RabbitMQ cannot delay tasks (%s); workers hold them until they are due", problem)
+        return self._send(producer, name, message, *args, **options)
+
+    def _adopt_queues(self, options: dict[str, Any]) -> None:
+        # A queue given as an object never was in app.amqp.queues.
+        if isinstance(options.get("queue"), Queue):
+            options["queue"] = _adopted(options["queue"], self._limit)
+        if options.get("declare"):
+            options["declare"] = [
+                _adopted(entity, self._limit) if isinstance(entity, Queue) else entity for entity in options["declare"]
+            ]
+        # A retry repeats how its message came. By the delivery exchange it would come at once.
+        came_for = delayed_queue(options.get("exchange"), options.get("routing_key"))
+        if came_for is not None:
+            options.update(exchange=None, routing_key=None, queue=self._amqp.queues[came_for])
+
+    def _delayed(self, producer: Any, message: Any, options: dict[str, Any]) -> dict[str, Any] | None:
+        """The options with which *message* waits in the broker, or ``None`` if it shall not."""
+        seconds = seconds_until_due(message, time.time())
+        if seconds < 1 or self._delays_refused or options.get("exchange"):
+            return None
+        queue = options.get("queue") or self._amqp.default_queue
+        if isinstance(queue, str):
+            queue = self._amqp.queues[queue]
+        # By a topic or fanout exchange it may be meant for several queues.
+        direct = not queue.exchange or queue.exchange.type == "direct"
+        key = delay_key(queue.name, seconds) if isinstance(queue, LookFirst) and direct else None
+        if key is None or not isinstance(producer.connection.transport, Transport):
+            return None
+        delays = DelaysFor(name=queue.name, queue_type=self._amqp.app.conf.broker_native_delayed_delivery_queue_type)
+        declare = [*(options.get("declare") or ()), queue, delays]
+        return {"queue": queue, "exchange": DELAY_EXCHANGE, "routing_key": key, "declare": declare}
 
 
 def _queues(base: Any, limit: int) -> Any:

@@ -99,7 +99,8 @@ def look_first(queue: Queue, *, delivery_limit: int) -> LookFirst:
     """A queue like *queue*, still of its class, that looks before it declares."""
     if isinstance(queue, LookFirst):
         return queue
-    made: LookFirst = _looking(type(queue))(**queue.as_dict(), delivery_limit=delivery_limit)
+    cls: Any = type(queue)
+    made: LookFirst = _looking(cls)(**queue.as_dict(), delivery_limit=delivery_limit)
     made.on_declared = queue.on_declared
     return made
 
@@ -114,7 +115,7 @@ def _looking(cls: Any) -> Any:
     return type(cls.__name__, (LookFirst, cls), made)
 
 
-def _rebuild(cls: type[Queue], attributes: dict[str, Any]) -> Any:
+def _rebuild(cls: Any, attributes: dict[str, Any]) -> Any:
     return _looking(cls)(**attributes)
 
 

@@ -17,6 +17,7 @@ from celery import bootsteps
 from celery.worker.consumer.tasks import Tasks
 from kombu.transport.pyamqp import Channel
 
+from celery_hardened.dead_letter.amqp_delay import bind_delays, delays_exist
 from celery_hardened.dead_letter.amqp_policy import dead_letter_queue, has_own_exchange, policy_command, why_classic
 from celery_hardened.dead_letter.amqp_queue import (
     LookFirst,
@@ -72,6 +73,10 @@ class LookAtQueues(bootsteps.StartStopStep):  # type: ignore[misc]
                 self._offer(channel, queue.name, bind_dead_letter_queue)
             elif self._offer(channel, queue.name, declare_dead_letter_queue):
                 self._tell(queue.name, why_classic(arguments), c.connection.virtual_host or "/")
+        if delays_exist(channel):
+            for queue in consumed.values():
+                # A queue that was deleted and made anew has lost it, and tasks wait for it.
+                bind_delays(channel, queue.name)
         return bool(ours)
 
     def _offer(self, channel: Any, queue: str, make: Callable[[Any, str], None]) -> bool:

@@ -28,7 +28,7 @@ for i = 6, #ARGV do
     local record = read(id)
     local envelope = redis.call('HGET', base .. ':envelopes', id)
     if record and envelope and may_take(record) then
-        if record.state ~= 'redriving' or record.token ~= token then
+        if record.state ~= 'redriving' or record.token ~= token or tonumber(record.lease) <= time then
             record.token = token
             record.tokens = (record.tokens or 0) + 1
             record.lease = text(time + tonumber(ARGV[2]))

@@ -250,18 +250,17 @@ class InMemoryDeadLetterStore:
         for one in kept:
             if one.expires <= now:
                 return one.stored.letter.id, "age"
-        goes = [one for one in kept if one.stored.letter.id != keep]
-        still_open = [one for one in goes if one.stored.state in OPEN]
-        tasks = Counter(label(one.stored.letter.task) for one in kept if one.stored.state in OPEN)
+        still_open = [one for one in kept if one.stored.state in OPEN]
+        tasks = Counter(label(one.stored.letter.task) for one in still_open)
         for one in still_open:
-            if tasks[label(one.stored.letter.task)] > bounds.max_count_per_task:
+            if tasks[label(one.stored.letter.task)] > bounds.max_count_per_task and one.stored.letter.id != keep:
                 return one.stored.letter.id, "count"
         over = "count" if len(kept) > bounds.max_count else ""
         over = over or ("bytes" if sum(one.bytes for one in kept) > bounds.max_bytes else "")
-        if not over or not goes:
-            return None
-        closed = [one for one in goes if one.stored.state not in OPEN]
-        return (closed or still_open)[0].stored.letter.id, over
+        # An open letter does not go to make room for the record of a closed one.
+        closed = [one for one in kept if one.stored.state not in OPEN]
+        goes = [one.stored.letter.id for one in closed or still_open if one.stored.letter.id != keep]
+        return (goes[0], over) if over and goes else None
 
     def _drop(self, letter_id: str, cause: str | None) -> bool:
         kept = self._kept.pop(letter_id, None)

@@ -54,6 +54,7 @@ local function drop_oldest(bounds, keep, budget)
         elseif bytes > bounds.bytes then
             cause = 'bytes'
         end
+        -- An open letter does not go to make room for the record of a closed one.
         local side = closed > 0 and ':closed' or ':open'
         if not cause or not drop_first(base .. side, keep, cause) then
             break

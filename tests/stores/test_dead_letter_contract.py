@@ -1,0 +1,472 @@
+"""What every dead letter store promises: keeping, finding, counting, closing, retention."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from celery_hardened.dead_letter.contract import Audit, DeadLetterStore, Query, StoredLetter
+from celery_hardened.errors import DeadLetterNotFoundError
+from tests.stores.conftest import MakeStore
+from tests.stores.letters import ROOMY, letter, redriven
+from tests.support.until import until
+
+
+def listed(store: DeadLetterStore, **query: object) -> list[str]:
+    return [stored.letter.id for stored in store.find(Query(**query), limit=1000).letters]  # type: ignore[arg-type]
+
+
+# --- keeping -------------------------------------------------------------------------------------
+
+
+def test_a_letter_comes_back_as_it_was_put(store: DeadLetterStore) -> None:
+    """Body bytes, headers and all other fields are what was written; the state is ``dead``."""
+    written = letter(body=bytes(range(256)), headers={"a": {"b": [1, None, "ü"]}}, properties={"priority": 3})
+
+    assert store.put(written)
+
+    stored = store.get(written.id)
+    assert stored.letter == written
+    assert stored.state == "dead"
+    assert stored.audit == ()
+    assert not stored.leased
+
+
+def test_the_same_failure_twice_is_one_letter(store: DeadLetterStore) -> None:
+    """The second write changes nothing, whatever has become of the letter meanwhile."""
+    written = letter()
+    store.put(written)
+    store.discard(written.id, by="ann", why="obsolete")
+
+    assert not store.put(replace(written, error_message="another"))
+
+    stored = store.get(written.id)
+    assert (stored.state, stored.letter.error_message) == ("discarded", "no such invoice")
+    assert store.stats().by_state == {"discarded": 1}
+
+
+def test_an_unknown_id_is_an_error(store: DeadLetterStore) -> None:
+    """``get`` raises; the methods that answer whether they did something say no."""
+    with pytest.raises(DeadLetterNotFoundError, match="'nobody'"):
+        store.get("nobody")
+    assert not store.resolve("nobody", by="ann", why="")
+    assert not store.discard("nobody", by="ann", why="")
+    assert not store.delete("nobody")
+
+
+def test_a_deleted_letter_leaves_nothing(store: DeadLetterStore) -> None:
+    """It is in no list and no count, and is not counted as dropped."""
+    written = letter()
+    store.put(written)
+
+    assert store.delete(written.id)
+
+    stats = store.stats()
+    assert (stats.open, stats.bytes, stats.by_task, stats.by_state, stats.dropped) == (0, 0, {}, {}, {})
+    assert listed(store) == listed(store, task="shop.charge") == []
+
+
+def test_odd_names_are_kept_and_found(store: DeadLetterStore) -> None:
+    """Task names come from foreign messages: colons, line ends, lone surrogates, a megabyte."""
+    for name in ("a:b*?", "x\ny", "\ud800", "ü" * 1_000_000):
+        written = letter(task=name, queue=name)
+        store.put(written)
+        assert listed(store, task=name) == listed(store, queue=name) == [written.id]
+        assert store.get(written.id).letter.task == name
+
+
+# --- finding -------------------------------------------------------------------------------------
+
+
+def test_each_field_of_a_query_selects(store: DeadLetterStore) -> None:
+    """Task, queue, reason, fingerprint, error class and state, alone and together."""
+    plain = letter()
+    others = {
+        "task": letter(task="shop.ship"),
+        "queue": letter(queue="slow"),
+        "reason": letter(reason="poison"),
+        "fingerprint": letter(fingerprint="beef"),
+        "error_type": letter(error_type="builtins.KeyError"),
+    }
+    parked = letter(parked=True, group_id="g")
+    for one in (plain, parked, *others.values()):
+        store.put(one)
+
+    for name, other in others.items():
+        assert listed(store, **{name: getattr(other, name)}) == [other.id], name
+        assert other.id not in listed(store, **{name: getattr(plain, name)}), name
+        assert store.count(Query(**{name: getattr(plain, name)})) == 6, name
+    assert listed(store, state="parked") == [parked.id]
+    assert listed(store, task="shop.charge", queue="slow") == [others["queue"].id]
+    assert listed(store, task="shop.ship", queue="slow") == []
+    assert store.count(Query(task="shop.charge", queue="billing", state="dead", reason="permanent")) == 3
+
+
+def test_what_a_letter_lacks_is_found_by_an_empty_word(store: DeadLetterStore) -> None:
+    """``Query(task="")`` are the letters of messages without a task."""
+    nameless = letter(task=None, reason="malformed")
+    store.put(letter())
+    store.put(nameless)
+
+    assert listed(store, task="") == [nameless.id]
+
+
+def test_times_bound_a_query_on_both_sides_inclusive(store: DeadLetterStore) -> None:
+    """``since`` and ``until`` compare with the moment the store wrote the letter."""
+    ids = []
+    for _ in range(5):
+        written = letter()
+        store.put(written)
+        ids.append(written.id)
+    times = [store.get(one).stored_at for one in ids]
+    assert times == sorted(set(times))
+
+    assert list(store.ids(Query(since=times[1], until=times[3]))) == ids[1:4]
+    assert store.count(Query(since=times[1], until=times[3])) == 3
+    assert store.count(Query(since=times[1], task="shop.charge", queue="billing")) == 4
+    assert listed(store, until=times[1]) == [ids[1], ids[0]]
+
+
+def test_pages_hold_every_letter_once_newest_first(store: DeadLetterStore) -> None:
+    """Walking the cursors gives all that match, in order, and then ``None``."""
+    ids = []
+    for number in range(25):
+        written = letter(queue="billing" if number % 2 else "slow")
+        store.put(written)
+        ids.append(written.id)
+
+    for query, expected in ((Query(), ids[::-1]), (Query(queue="slow", task="shop.charge"), ids[::-1][::2])):
+        seen, cursor, pages = [], None, 0
+        while pages == 0 or cursor is not None:
+            page = store.find(query, limit=5, cursor=cursor)
+            assert len(page.letters) == 5 or page.cursor is None
+            seen += [stored.letter.id for stored in page.letters]
+            cursor, pages = page.cursor, pages + 1
+        assert seen == expected
+        assert pages == -(-len(expected) // 5)
+
+
+def test_letters_that_came_between_two_pages_do_not_shift_them(store: DeadLetterStore) -> None:
+    """A cursor names a place in time, not a number of letters."""
+    old = [letter() for _ in range(4)]
+    for one in old:
+        store.put(one)
+    first = store.find(Query(), limit=2)
+    store.put(letter())
+    store.delete(old[2].id)
+
+    second = store.find(Query(), limit=2, cursor=first.cursor)
+
+    assert [one.letter.id for one in second.letters] == [old[1].id, old[0].id]
+    assert second.cursor is None
+
+
+def test_ids_are_a_query_too(store: DeadLetterStore) -> None:
+    """Named letters are filtered and ordered like others; unknown and closed ones are left out."""
+    one, two, closed = letter(), letter(queue="slow"), letter()
+    for each in (one, two, closed):
+        store.put(each)
+    store.discard(closed.id, by="ann", why="")
+    query = Query(ids=(two.id, closed.id, "nobody", one.id))
+
+    assert [stored.letter.id for stored in store.find(query).letters] == [two.id, one.id]
+    assert list(store.ids(query)) == [one.id, two.id]
+    assert store.count(query) == 2
+    assert list(store.ids(replace(query, queue="slow"))) == [two.id]
+    page = store.find(query, limit=1)
+    assert [each.letter.id for each in store.find(query, limit=1, cursor=page.cursor).letters] == [one.id]
+
+
+def test_ids_go_on_while_letters_are_closed_under_them(store: DeadLetterStore) -> None:
+    """A redrive walks what it changes: no id is left out, none comes twice."""
+    ids = [letter().id for _ in range(7)]
+    for one in ids:
+        store.put(letter(one))
+
+    seen = []
+    for one in store.ids(Query(task="shop.charge")):
+        seen.append(one)
+        store.discard(one, by="ann", why="")
+
+    assert seen == ids
+
+
+def test_stats_count_what_is_open(store: DeadLetterStore) -> None:
+    """Groups, states, oldest and newest follow every change."""
+    first, second, third = letter(), letter(task="shop.ship", reason="poison"), letter()
+    for one in (first, second, third):
+        store.put(one)
+    store.resolve(third.id, by="w1", why="")
+
+    stats = store.stats()
+    assert stats.open == 2
+    assert stats.by_task == {"shop.charge": 1, "shop.ship": 1}
+    assert stats.by_reason == {"permanent": 1, "poison": 1}
+    assert stats.by_queue == {"billing": 2}
+    assert stats.by_fingerprint == {"f00d": 2}
+    assert stats.by_error_type == {"builtins.ValueError": 2}
+    assert stats.by_state == {"dead": 2, "resolved": 1}
+    assert stats.oldest == store.get(first.id).stored_at
+    assert stats.newest == store.get(second.id).stored_at
+    assert stats.bytes > 3 * 1000
+
+
+def test_empty_stats(store: DeadLetterStore) -> None:
+    """A store nobody wrote to."""
+    stats = store.stats()
+    assert (stats.open, stats.bytes, stats.oldest, stats.newest) == (0, 0, None, None)
+    assert store.find(Query()).letters == ()
+    assert store.count(Query(task="x", queue="y")) == 0
+
+
+# --- closing -------------------------------------------------------------------------------------
+
+
+def test_closed_letters_leave_the_open_lists_and_are_found_by_state(store: DeadLetterStore) -> None:
+    """Closed letters are a record, with all their filters, for those who ask for the state."""
+    kept, gone, done = letter(), letter(task="shop.ship"), letter(queue="slow")
+    for one in (kept, gone, done):
+        store.put(one)
+
+    assert store.discard(gone.id, by="ann", why="obsolete")
+    assert store.resolve(done.id, by="w1", why="it ran after all")
+
+    assert listed(store) == [kept.id]
+    assert listed(store, task="shop.ship") == []
+    assert listed(store, state="discarded", task="shop.ship") == [gone.id]
+    assert listed(store, state="resolved", queue="slow", task="shop.charge") == [done.id]
+    assert listed(store, state="resolved", queue="billing") == []
+    assert [(entry.action, entry.by, entry.why) for entry in store.get(gone.id).audit] == [
+        ("discarded", "ann", "obsolete")
+    ]
+
+
+def test_a_letter_is_closed_once(store: DeadLetterStore) -> None:
+    """Only open letters can be discarded; only what is not resolved or discarded can be resolved."""
+    one, two = letter(), letter()
+    store.put(one)
+    store.put(two)
+    assert store.discard(one.id, by="ann", why="")
+    assert store.resolve(two.id, by="ann", why="")
+
+    for each in (one, two):
+        assert not store.discard(each.id, by="bob", why="")
+        assert not store.resolve(each.id, by="bob", why="")
+        assert [entry.by for entry in store.get(each.id).audit] == ["ann"]
+
+
+def test_the_audit_is_bounded(store: DeadLetterStore) -> None:
+    """Of a letter that is taken and given back for ever, the last fifty steps are kept."""
+    written = letter()
+    store.put(written)
+    for number in range(40):
+        store.begin_redrive([written.id], token=f"t{number}", by="ann", why=str(number), lease=60)
+        store.cancel_redrive([written.id], token=f"t{number}", why="no")
+
+    audit = store.get(written.id).audit
+    assert len(audit) == 50
+    assert (audit[-1].action, audit[-2].why) == ("cancel", "39")
+    assert audit[-1].by == "ann"
+
+
+def test_parked_groups_are_those_whose_chord_waits(store: DeadLetterStore) -> None:
+    """Parked, or parked before their redrive began; not the closed ones."""
+    waiting, taken, closed = (letter(parked=True, group_id=f"g{number}") for number in range(3))
+    for one in (waiting, taken, closed, letter(group_id="not parked")):
+        store.put(one)
+    store.begin_redrive([taken.id], token="t", by="ann", why="", lease=60)
+    store.discard(closed.id, by="ann", why="")
+
+    assert sorted(store.parked_groups()) == sorted([(waiting.id, "g0"), (taken.id, "g1")])
+
+
+# --- import --------------------------------------------------------------------------------------
+
+
+def test_an_import_brings_state_time_and_audit(store: DeadLetterStore) -> None:
+    """What was exported is as it was, but a redrive under way belongs to the other store."""
+    audit = (Audit(5.0, "discarded", "ann", "obsolete"),)
+    dead = StoredLetter(letter=letter(), state="dead", stored_at=1_700_000_000.123456)
+    discarded = StoredLetter(letter=letter(), state="discarded", stored_at=1_700_000_001.0, audit=audit)
+    redriving = StoredLetter(letter=letter(parked=True), state="redriving", stored_at=1_700_000_002.0)
+
+    assert store.put_many([dead, discarded, redriving]) == 3
+    assert store.put_many([dead]) == 0
+
+    assert store.get(dead.letter.id) == dead
+    assert store.get(discarded.letter.id) == discarded
+    assert store.get(redriving.letter.id).state == "parked"
+    assert listed(store, until=1_700_000_000.123456) == [dead.letter.id]
+
+
+def test_letters_imported_with_one_time_are_still_paged_apart(store: DeadLetterStore) -> None:
+    """No two letters share their moment, or a page would end between them and lose the rest."""
+    imported = [StoredLetter(letter=letter(), state="dead", stored_at=1_700_000_000.0) for _ in range(30)]
+    store.put_many(imported)
+
+    seen, cursor = [], None
+    while True:
+        page = store.find(Query(), limit=7, cursor=cursor)
+        seen += [stored.letter.id for stored in page.letters]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert sorted(seen) == sorted(stored.letter.id for stored in imported)
+
+
+def test_an_imported_letter_is_kept_for_its_full_age(make_store: MakeStore) -> None:
+    """It may be older than the retention allows; whoever imports it wants to work with it."""
+    store = make_store(ROOMY)
+    old = StoredLetter(letter=letter(), state="dead", stored_at=1_500_000_000.0)
+    store.put_many([old])
+    assert store.sweep() == 0
+    assert listed(store) == [old.letter.id]
+
+
+# --- retention -----------------------------------------------------------------------------------
+
+
+def test_the_oldest_go_when_there_are_too_many(make_store: MakeStore) -> None:
+    """Count: each letter over the bound pushes out the oldest open one, which is counted."""
+    store = make_store(replace(ROOMY, max_count=3))
+    ids = [letter().id for _ in range(5)]
+    for one in ids:
+        store.put(letter(one))
+
+    assert listed(store) == ids[:1:-1]
+    assert store.stats().dropped == {"count": 2}
+    assert store.stats().by_task == {"shop.charge": 3}
+
+
+def test_one_task_does_not_push_out_another(make_store: MakeStore) -> None:
+    """Count per task: only the broken task's own letters go."""
+    store = make_store(replace(ROOMY, max_count_per_task=2))
+    innocent = letter(task="shop.ship")
+    store.put(innocent)
+    broken = [letter().id for _ in range(5)]
+    for one in broken:
+        store.put(letter(one))
+
+    assert listed(store) == [broken[4], broken[3], innocent.id]
+    assert store.stats().dropped == {"count": 3}
+
+
+def test_the_oldest_go_when_they_are_too_large(make_store: MakeStore) -> None:
+    """Bytes: measured compressed; the letter being written stays, however large."""
+    noise = random.Random(1)
+    bodies = [noise.randbytes(10_000) for _ in range(4)]
+    store = make_store(replace(ROOMY, max_bytes=30_000))
+    ids = []
+    for body in bodies:
+        one = letter(body=body)
+        store.put(one)
+        ids.append(one.id)
+    assert listed(store) == ids[:1:-1]
+    assert store.stats().bytes <= 30_000
+    assert store.stats().dropped == {"bytes": 2}
+
+    store.put(huge := letter(body=noise.randbytes(60_000)))
+    assert listed(store) == [huge.id]
+
+
+def test_closed_letters_go_before_open_ones(make_store: MakeStore) -> None:
+    """A record of the past makes room for work that waits, and is not counted as dropped."""
+    store = make_store(replace(ROOMY, max_count=2))
+    oldest, closed, newest = letter(), letter(), letter()
+    store.put(oldest)
+    store.put(closed)
+    store.discard(closed.id, by="ann", why="")
+    store.put(newest)
+
+    assert listed(store) == [newest.id, oldest.id]
+    assert listed(store, state="discarded") == []
+    assert store.stats().dropped == {}
+
+
+def test_age_drops_letters_when_swept_and_when_others_are_written(make_store: MakeStore) -> None:
+    """A letter's own ``max_age`` comes before the store's; dropped ones are counted."""
+    store = make_store(replace(ROOMY, max_age=0.3))
+    short, long = letter(), letter(max_age=3600.0)
+    store.put(short)
+    store.put(long)
+    until(lambda: store.sweep() == 1, what="the short-lived letter to be swept")
+    assert listed(store) == [long.id]
+    assert store.stats().dropped == {"age": 1}
+
+    store.put(brief := letter(max_age=0.2))
+
+    def gone_by_writing() -> bool:
+        store.put(letter(max_age=3600.0))
+        return brief.id not in listed(store)
+
+    until(gone_by_writing, what="a write to drop the letter that was too old")
+
+
+def test_closed_letters_have_an_age_of_their_own(make_store: MakeStore) -> None:
+    """They are dropped ``closed_max_age`` after they were closed, and not counted."""
+    store = make_store(replace(ROOMY, closed_max_age=0.2))
+    kept, closed = letter(), letter()
+    store.put(kept)
+    store.put(closed)
+    store.resolve(closed.id, by="w1", why="")
+
+    until(lambda: store.sweep() == 1, what="the closed letter to be swept")
+
+    assert listed(store) == [kept.id]
+    assert store.stats().dropped == {}
+
+
+def test_a_sweep_takes_no_more_than_it_is_told(store: DeadLetterStore) -> None:
+    """Bounded work at a time; what is left goes the next time."""
+    store.put_many(
+        StoredLetter(letter=letter(max_age=0.5), state="dead", stored_at=1.0 + number) for number in range(7)
+    )
+
+    assert until(lambda: store.sweep(limit=3), what="letters to grow old") == 3
+    assert store.sweep(limit=3) == 3
+    assert store.sweep(limit=3) == 1
+    assert store.stats().dropped == {"age": 7}
+
+
+def test_a_sweep_applies_bounds_that_were_lowered(make_store: MakeStore) -> None:
+    """An import may bring more than is kept; a sweep brings the number down, oldest first."""
+    store = make_store(replace(ROOMY, max_count=5, max_count_per_task=3))
+    letters = [letter(task=f"shop.t{number % 4}") for number in range(8)]
+    store.put_many(StoredLetter(letter=one, state="dead", stored_at=1.0 + n) for n, one in enumerate(letters))
+
+    store.sweep()
+
+    assert listed(store) == [one.id for one in letters[:2:-1]]
+
+
+# --- one winner ----------------------------------------------------------------------------------
+
+
+def test_many_threads_writing_one_letter_make_one(store: DeadLetterStore) -> None:
+    """Exactly one ``put`` says that it was new."""
+    written = letter()
+    answers: list[bool] = []
+    threads = [threading.Thread(target=lambda: answers.append(store.put(written))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [False] * 7 + [True]
+
+
+def test_a_letter_names_the_one_its_redrive_ended_in(store: DeadLetterStore) -> None:
+    """The message carries where it came from, so the old letter learns of the new one."""
+    before = letter()
+    store.put(before)
+    store.begin_redrive([before.id], token="t", by="ann", why="", lease=60)
+    store.finish_redrive([before.id], token="t")
+    after = redriven(before)
+
+    store.put(after)
+
+    assert store.get(before.id).successor == after.id
+    assert store.get(before.id).audit[-1].why == after.id
+    assert store.get(after.id).successor is None

@@ -1,0 +1,181 @@
+"""What only the Redis store has to prove: its keys, its scripts, and what it does when nobody answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_hardened.dead_letter.contract import DeadLetterStore, Query, StoredLetter
+from celery_hardened.dead_letter.store import RedisDeadLetterStore, base_key
+from celery_hardened.errors import EnvelopeError, StoreUnavailableError
+from tests.stores.letters import ROOMY, letter, redriven
+from tests.support.ports import free_port
+from tests.support.until import until
+
+#: Every kind of key there is, as `records.lua` and docs/reference/redis-keys.md list them.
+FAMILIES = re.compile(
+    r"(envelopes|records|expiry|totals|open|closed"
+    r"|(open|closed):(task|queue|reason|fingerprint|error_type|state):.*"
+    r"|counts:(task|queue|reason|fingerprint|error_type|state)"
+    r"|fence:.+)"
+)
+
+
+@pytest.fixture
+def client(each_redis_url: str) -> Iterator[Redis]:
+    """A client of an empty database."""
+    client = Redis.from_url(each_redis_url)
+    yield client
+    client.close()
+
+
+def everything_once(store: DeadLetterStore) -> None:
+    """Go through every state and every step."""
+    for number in range(40):
+        one = letter(task=f"shop.t{number % 7}", fingerprint=f"f{number}", parked=number % 3 == 0, group_id="g")
+        store.put(one)
+        store.begin_redrive([one.id], token="a", by="ann", why="", lease=1e-6)
+        store.begin_redrive([one.id], token="b", by="ann", why="", lease=60)
+        match number % 5:
+            case 0:
+                store.finish_redrive([one.id], token="b")
+                store.put(redriven(one))
+            case 1:
+                store.accept_start(one.id, token="a")
+                store.resolve(one.id, by="w", why="")
+            case 2:
+                store.discard(one.id, by="ann", why="")
+            case 3:
+                store.cancel_redrive([one.id], token="b", why="")
+    store.put_many([StoredLetter(letter=letter(), state="dead", stored_at=1.0)])
+
+
+def test_every_key_is_known_and_bounded_or_has_a_lifetime(client: Redis) -> None:
+    """
+    After everything was done, no key is of a kind that is not documented; when the
+    letters have grown old and were swept, only the counters are left, and fences
+    that expire.
+    """
+    store = RedisDeadLetterStore(client, prefix="p", retention=replace(ROOMY, max_age=0.5, closed_max_age=0.5))
+    everything_once(store)
+    keys = {key.decode() for key in client.scan_iter()}
+    assert keys
+    for key in keys:
+        assert key.startswith("p:{dead_letter}:"), key
+        assert FAMILIES.fullmatch(key.removeprefix("p:{dead_letter}:")), key
+
+    until(
+        lambda: store.sweep() == 0 and store.count(Query()) == 0 and not client.exists(f"{base_key('p')}:expiry"),
+        what="all letters to be swept",
+    )
+
+    left = {key.decode().removeprefix("p:{dead_letter}:"): client.pttl(key) for key in client.scan_iter()}
+    fences = {name: lifetime for name, lifetime in left.items() if name.startswith("fence:")}
+    assert left.keys() - fences.keys() == {"totals"}
+    assert fences
+    assert all(0 < lifetime <= 7 * 24 * 3600 * 1000 for lifetime in fences.values())
+    assert client.hkeys(f"{base_key('p')}:totals") == [b"bytes", b"dropped_age"]
+    assert client.hget(f"{base_key('p')}:totals", "bytes") == b"0"
+
+
+def test_all_keys_share_one_slot(client: Redis) -> None:
+    """One hash tag, the first in the key, so that scripts work on a cluster; the prefix stays in front of it,
+    where access rules look."""
+    store = RedisDeadLetterStore(client, prefix="shop_hardened", retention=ROOMY)
+    everything_once(store)
+    for key in client.scan_iter():
+        assert re.match(rb"shop_hardened:\{dead_letter\}:", key)
+
+
+def test_prefixes_keep_stores_apart(client: Redis) -> None:
+    """Two apps on one database do not see each other's letters."""
+    one, other = (RedisDeadLetterStore(client, prefix=prefix, retention=ROOMY) for prefix in ("one", "other"))
+    one.put(letter("x"))
+    assert other.count(Query()) == 0
+    assert other.put(letter("x"))
+
+
+def test_a_server_that_forgot_the_scripts_is_told_again(client: Redis) -> None:
+    """A restart or a failover empties the script cache; nothing else notices. Pipelines too."""
+    store = RedisDeadLetterStore(client, prefix="p", retention=ROOMY)
+    store.put(letter())
+    client.script_flush()
+    store.put(letter())
+    client.script_flush()
+    assert store.put_many([StoredLetter(letter=letter(), state="dead", stored_at=1.0)]) == 1
+    assert store.count(Query()) == 3
+
+
+def test_scripts_use_no_command_newer_than_redis_6_2() -> None:
+    """The oldest server supported; ZMSCORE and SET KEEPTTL are its newest."""
+    known = {"TIME", "GET", "SET", "HGET", "HSET", "HDEL", "HEXISTS", "HINCRBY", "HGETALL", "ZADD", "ZREM"} | {
+        *("ZCARD", "ZCOUNT", "ZINCRBY", "ZMSCORE", "ZSCORE", "ZRANGE", "ZREVRANGE"),
+        *("ZRANGEBYSCORE", "ZREVRANGEBYSCORE"),
+    }
+    used = set()
+    for file in resources.files("celery_hardened.dead_letter").iterdir():
+        if file.name.endswith(".lua"):
+            used |= set(re.findall(r"redis\.call\('(\w+)'", file.read_text("utf-8")))
+    assert used <= known, used - known
+    assert "ZMSCORE" in used
+
+
+def test_every_method_says_when_nobody_answers() -> None:
+    """``StoreUnavailableError`` that names the operation, with the Redis error as its cause, no password in it."""
+    client = Redis(port=free_port(), password="sesame", retry=Retry(NoBackoff(), 0))
+    store = RedisDeadLetterStore(client, prefix="p", retention=ROOMY)
+    one = StoredLetter(letter=letter(), state="dead", stored_at=1.0)
+    calls = {
+        "writing a dead letter": lambda: store.put(one.letter),
+        "importing dead letters": lambda: store.put_many([one]),
+        "reading a dead letter": lambda: store.get("x"),
+        "searching dead letters": lambda: store.find(Query()),
+        "counting dead letters": store.stats,
+        "beginning a redrive": lambda: store.begin_redrive(["x"], token="t", by="", why="", lease=1),
+        "finishing a redrive": lambda: store.finish_redrive(["x"], token="t"),
+        "cancelling a redrive": lambda: store.cancel_redrive(["x"], token="t", why=""),
+        "asking whether a redriven message may run": lambda: store.accept_start("x", token="t"),
+        "closing a dead letter": lambda: store.resolve("x", by="", why=""),
+        "deleting a dead letter": lambda: store.delete("x"),
+        "sweeping dead letters": store.sweep,
+    }
+    for operation, call in calls.items():
+        with pytest.raises(StoreUnavailableError, match=f"^{operation} failed") as caught:
+            call()
+        assert caught.value.__cause__ is not None
+        assert "sesame" not in str(caught.value)
+
+
+def test_a_letter_that_cannot_be_read_is_named(client: Redis) -> None:
+    """A newer release wrote it, or somebody damaged it: the error tells which, so that it can be deleted."""
+    store = RedisDeadLetterStore(client, prefix="p", retention=ROOMY)
+    store.put(letter("damaged"))
+    client.hset(f"{base_key('p')}:envelopes", "damaged", b"nonsense")
+    with pytest.raises(EnvelopeError, match="'damaged'"):
+        store.find(Query())
+    assert store.delete("damaged")
+    assert store.find(Query()).letters == ()
+
+
+def test_a_full_server_can_still_be_emptied(client: Redis) -> None:
+    """At ``maxmemory`` a letter cannot be written, but old ones can be swept and deleted."""
+    store = RedisDeadLetterStore(client, prefix="p", retention=replace(ROOMY, max_age=0.3))
+    for _ in range(5):
+        store.put(letter())
+    store.put(letter("kept", max_age=3600.0))
+    client.config_set("maxmemory", "1mb")
+    try:
+        with pytest.raises(StoreUnavailableError, match="maxmemory"):
+            store.put(letter())
+        until(lambda: store.sweep() > 0, what="old letters to be swept")
+        assert store.delete("kept")
+    finally:
+        client.config_set("maxmemory", "0")
+    assert store.stats().bytes == 0
