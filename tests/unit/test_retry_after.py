@@ -162,7 +162,7 @@ def test_an_exception_that_raises_when_it_is_read_is_no_answer() -> None:
         st.lists(st.text()), st.dictionaries(st.text(), st.text()),
     )
 )  # fmt: skip
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_it_never_raises_and_never_asks_for_less_than_nothing(value: object) -> None:
     for shape in (error(retry_after=value), error(headers=value), error(response=value)):
         answer = retry_after(shape, now=THEN)

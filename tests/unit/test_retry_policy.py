@@ -212,7 +212,7 @@ POLICIES = st.builds(
 
 
 @given(of=POLICIES, retries=st.integers(0, 10**6), seed=st.integers(0, 2**32))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_a_delay_is_always_between_floor_and_bound(of: RetryPolicy, retries: int, seed: int) -> None:
     """For any number of retries up to a million: no overflow, no zero, nothing above the maximum."""
     most = bound(of, retries=retries)
@@ -221,13 +221,13 @@ def test_a_delay_is_always_between_floor_and_bound(of: RetryPolicy, retries: int
 
 
 @given(of=POLICIES, retries=st.integers(0, 10**6), step=st.integers(1, 5000))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_the_bound_never_falls(of: RetryPolicy, retries: int, step: int) -> None:
     assert bound(of, retries=retries) <= bound(of, retries=retries + step)
 
 
 @given(of=POLICIES, retries=st.integers(0, 50), asked=st.floats(0.0, 1e9), seed=st.integers(0, 2**32))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_retry_after_is_obeyed_up_to_its_cap(of: RetryPolicy, retries: int, asked: float, seed: int) -> None:
     obeyed = min(asked, of.retry_after_max)
     drawn = next_delay(of, retries=retries, retry_after=asked, uniform=random.Random(seed).uniform)
@@ -242,7 +242,7 @@ def test_retry_after_is_obeyed_up_to_its_cap(of: RetryPolicy, retries: int, aske
     retries=st.integers(0, 12),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_no_retry_is_granted_beyond_any_of_its_limits(
     of: RetryPolicy, span: float, age: float, life: float, retries: int, seed: int
 ) -> None:
@@ -283,7 +283,7 @@ def test_the_horizon_is_the_first_of_count_and_time(fields: dict[str, Any], expe
 
 
 @given(of=POLICIES, limit=st.integers(0, 60), seed=st.integers(0, 2**32))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_no_task_waits_longer_than_the_horizon_says(of: RetryPolicy, limit: int, seed: int) -> None:
     of = replace(of, max_retries=limit)
     dice = random.Random(seed).uniform
