@@ -18,7 +18,8 @@ from kombu.message import Message
 #: Written by the broker or the transport for one delivery; a second message makes its own.
 #: Re-using a delivery tag would let two messages share one entry in kombu's ``unacked`` hash.
 _PER_DELIVERY = frozenset(
-    {"delivery_tag", "delivery_info", "body_encoding", "content_type", "content_encoding", "headers", "cluster_id"}
+    {"delivery_tag", "delivery_info", "body_encoding", "content_type", "content_encoding", "headers",
+     "application_headers", "cluster_id"}
 )
 
 #: Say that a message came back; a new message has not.

@@ -24,6 +24,7 @@ from celery_hardened.dead_letter.letter import Reason
 from celery_hardened.errors import HardenedError, MalformedMessageError, StoreUnavailableError
 from celery_hardened.hardening import Hardening
 from celery_hardened.pipeline.admission import body_problem, header_problem
+from celery_hardened.pipeline.publish import HIDDEN
 from celery_hardened.pipeline.letters import letter_for, observed, write
 from celery_hardened.pipeline.upkeep import Upkeep, note_returns
 from celery_hardened.poison.isolation import Isolation
@@ -120,26 +121,26 @@ class HardenedConsumer:
         return False
 
     # --- Celery's four handlers ----------------------------------------------------------------------
+    # Theirs log the message's body and argsrepr, that is all arguments; they are given neither.
 
     def on_unknown_message(self, body: Any, message: Any) -> Any:
         error = MalformedMessageError("there is no 'task', neither in the headers nor in the body")
         after = super().on_unknown_message  # type: ignore[misc]
-        return self._bury(message, "malformed", error, lambda *_: after(body, message))
+        return self._bury(message, "malformed", error, lambda *_: after(HIDDEN, message))
 
     def on_unknown_task(self, body: Any, message: Any, exc: Any) -> Any:
         after = super().on_unknown_task  # type: ignore[misc]
         name = message.headers.get("task") if isinstance(message.headers, dict) else None
         error = self.app.tasks.NotRegistered(name)  # type: ignore[attr-defined]
-        return self._bury(message, "unknown_task", error, lambda *_: after(body, message, exc))
+        return self._bury(message, "unknown_task", error, lambda *_: after(HIDDEN, message, exc))
 
     def on_invalid_task(self, body: Any, message: Any, exc: Any) -> Any:
         after = super().on_invalid_task  # type: ignore[misc]
         reason: Reason = "undecodable" if isinstance(exc, ContentDisallowed) else "malformed"
-        return self._bury(message, reason, exc, lambda *_: after(body, message, exc))
+        return self._bury(message, reason, exc, lambda *_: after(HIDDEN, message, exc))
 
     def on_decode_error(self, message: Any, exc: Any) -> Any:
-        after = super().on_decode_error  # type: ignore[misc]
-        return self._bury(message, "undecodable", exc, lambda *_: after(message, exc))
+        return self._bury(message, "undecodable", exc, message.ack_log_error)
 
     def _bury(self, message: Any, reason: Reason, error: BaseException, then: Callable[..., Any]) -> Any:
         """Write the letter of *message*, and only then do what ends it (*then* acks or rejects)."""
@@ -158,6 +159,9 @@ class HardenedConsumer:
             logger.error("no dead letter for a %s message yet, it stays unacked: %s", reason, problem)
             self.timer.call_after(_REWRITE_AFTER, self._bury, (message, reason, error, then))  # type: ignore[attr-defined]
             return None
+        for name in ("argsrepr", "kwargsrepr"):
+            if name in wire.headers:
+                message.headers[name] = HIDDEN
         return then(logger, self.connection_errors)  # type: ignore[attr-defined]
 
     # --- 3: suspects -----------------------------------------------------------------------------------

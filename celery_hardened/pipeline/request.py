@@ -98,6 +98,11 @@ class HardenedRequest:
         """Tell the child that it has the worker to itself."""
         self._request_dict["properties"][ALONE] = True  # type: ignore[attr-defined]
 
+    def cancel(self, *args: Any, **options: Any) -> Any:
+        # A cold shutdown cuts it short and forgets it; its message goes back.
+        self._hardening.cut_short.append(self)
+        return super().cancel(*args, **options)  # type: ignore[misc]
+
     # --- how it ends -----------------------------------------------------------------------------
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:

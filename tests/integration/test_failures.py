@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.fixtures.processes import LoadProject, StartWorker
 from tests.support.letters import letter_of, letters
 from tests.support.notes import notes
@@ -73,9 +74,7 @@ def test_each_way_to_fail_is_one_letter(
             assert len([s for s in letters(project) if s.letter.task_id == sent[name].id]) == 1
 
 
-def test_what_is_no_failure_leaves_no_letter(
-    start_worker: StartWorker, load_project: LoadProject, out: Path
-) -> None:
+def test_what_is_no_failure_leaves_no_letter(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
     """Success, retry then success, Ignore, a quiet retry, a context-pushing base class, revoke: no letter."""
     start_worker(SHOP)
     project = load_project(SHOP)

@@ -56,12 +56,24 @@ def publish_raw(
         )
 
 
-def task_headers(task: str, **changes: Any) -> dict[str, Any]:
+def task_headers(name: str, **changes: Any) -> dict[str, Any]:
     """The headers of an ordinary task message, with *changes*; ``None`` removes a header."""
     headers = {
-        "lang": "py", "task": task, "id": uuid.uuid4().hex, "shadow": None, "eta": None, "expires": None,
-        "group": None, "retries": 0, "timelimit": [None, None], "root_id": None, "parent_id": None,
-        "argsrepr": "()", "kwargsrepr": "{}", "origin": "test@host", "ignore_result": False,
+        "lang": "py",
+        "task": name,
+        "id": uuid.uuid4().hex,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "root_id": None,
+        "parent_id": None,
+        "argsrepr": "()",
+        "kwargsrepr": "{}",
+        "origin": "test@host",
+        "ignore_result": False,
     }
     headers.update(changes)
     return {name: value for name, value in headers.items() if value is not None or name not in changes}

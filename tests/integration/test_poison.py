@@ -1,0 +1,94 @@
+"""A message that takes its whole worker down is stopped; those that ran beside it are not blamed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.fixtures.processes import LoadProject, StartWorker
+from tests.support.letters import letter_of, letters
+from tests.support.notes import notes
+from tests.support.shop import SHOP
+from tests.support.until import until
+
+from celery_hardened import Hardening
+
+# On stock Redis delivery a dead worker's messages come back after the visibility timeout.
+SOON = {"VISIBILITY": "8"}
+
+
+def starts(out: Path, task: str) -> int:
+    return sum(1 for line in notes(out, "starts") if line.split()[0] == f"proj.{task}")
+
+
+def test_worker_killer_becomes_poison_and_bystanders_finish(
+    start_worker: StartWorker, load_project: LoadProject, out: Path
+) -> None:
+    """
+    A task that kills its whole worker is stopped after as many deaths as it may
+    have, one of them alone in its worker; the tasks that ran beside it finish.
+    """
+    project = load_project(SHOP, env=SOON)
+    culprit = project.worker_killer.delay("culprit")
+    beside = [project.slow.delay(f"beside-{n}", 1.5) for n in range(2)]
+
+    def poisoned() -> bool:
+        return any(s.letter.task_id == culprit.id for s in letters(project, reason="poison"))
+
+    for _ in range(8):  # each start of the culprit ends one worker
+        worker = start_worker(SHOP, concurrency=3, env=SOON)
+        until(lambda: not worker.running or poisoned(), within=60, what="the worker to die or the poison letter")
+        if poisoned():
+            break
+
+    stored = letter_of(project, culprit.id)
+    assert stored.letter.reason == "poison"
+    assert stored.letter.deaths >= 3
+    assert 3 <= starts(out, "worker_killer") <= 5
+    assert [result.get(timeout=60) for result in beside] == ["beside-0", "beside-1"]
+    assert project.fine.delay("after").get(timeout=60) == "after"
+    assert len(letters(project)) == 1, "a bystander was called poison"
+
+
+def test_graceful_stop_is_no_death(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
+    """
+    Five deploys over one long task and the ones fetched behind it: all come back
+    marked as redelivered, none is counted as a death, all finish.
+    """
+    project = load_project(SHOP)
+    results = [project.slow.delay(f"long-{n}", 2.5) for n in range(4)]
+    for _ in range(5):
+        worker = start_worker(SHOP, concurrency=1, args=["--prefetch-multiplier", "4"])
+        before = starts(out, "slow")
+        until(lambda: starts(out, "slow") > before or len(notes(out, "ends")) == 4, what="a task to start")
+        worker.signal(signal.SIGQUIT)  # cold shutdown: running tasks are cut short
+        until(lambda: not worker.running, within=60, what="the worker to stop")
+
+    start_worker(SHOP, concurrency=2)
+    assert [result.get(timeout=90) for result in results] == [f"long-{n}" for n in range(4)]
+    assert letters(project) == []
+    hardening = Hardening.of(project.app)
+    assert hardening is not None
+    # Finished work leaves no record of deaths behind; a mark of a return lapses by itself.
+    left = [key for key in hardening.redis.scan_iter(match="*:death:*") if b":returned:" not in key]
+    assert left == []
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_first_delivery_sends_no_command_of_ours(
+    start_worker: StartWorker, load_project: LoadProject, broker, records_url: str
+) -> None:
+    """A task that succeeds on its first delivery costs no round trip to our store."""
+    from redis import Redis
+
+    start_worker(SHOP)
+    project = load_project(SHOP)
+    project.fine.delay("warm").get(timeout=30)
+    records = Redis.from_url(records_url)
+    before = records.info("clients"), records.dbsize()
+    for n in range(20):
+        project.fine.delay(n).get(timeout=30)
+    assert records.dbsize() == before[1] == 0
+    assert os.environ["KEY_PREFIX"]
