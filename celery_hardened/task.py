@@ -176,6 +176,11 @@ class _Leaf:
     _custom_call: ClassVar[bool]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if "_orig_run" in self.__dict__ and self.is_hardened and not self.request.called_directly:  # type: ignore[attr-defined]
+            # A worker has taken it off at its start; eager mode and a spawned child come here first.
+            hardening = Hardening.of(self.app)  # type: ignore[attr-defined]
+            if hardening is not None and not hardening.settings.observe:
+                without_celery_autoretry(self)
         # Celery's own __call__ pushes a request, which in eager mode would hide the real one.
         body = super().__call__ if self._custom_call or self.request.called_directly else self._body()  # type: ignore[misc,attr-defined]
         return execute(self, body, args, kwargs)
