@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from kombu import Connection
@@ -16,7 +14,7 @@ from celery_hardened.dead_letter.contract import Query, StoredLetter
 from tests.fixtures.processes import LoadProject, StartWorker
 from tests.support.amqp_app import SOURCE
 from tests.support.broker import Broker
-from tests.support.letters import publish_raw, task_headers
+from tests.support.letters import task_headers
 from tests.support.notes import notes
 from tests.support.rabbitmq import BINARIES, RabbitMQ
 from tests.support.redis_server import RedisServer

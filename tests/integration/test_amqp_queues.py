@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,6 @@ from tests.support.amqp_app import SOURCE
 from tests.support.broker import Broker
 from tests.support.notes import notes
 from tests.support.rabbitmq import RabbitMQ
-from tests.support.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)]
 
@@ -77,3 +78,48 @@ def test_existing_queue_is_kept(start_worker: StartWorker, load_project: LoadPro
     assert queue_of(broker)["type"] == "classic"
     assert queue_of(broker)["arguments"] == {}
     assert worker.log().count("rabbitmqctl set_policy") == 1
+
+
+# --- delays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
+def test_delayed_tasks_wait_in_the_broker(
+    start_worker: StartWorker, load_project: LoadProject, broker: Broker, existing: bool
+) -> None:
+    """More delayed tasks than a worker may prefetch do not keep it from others, and come when they are due."""
+    if existing:
+        declare_classic(broker)
+    start_worker(SOURCE)
+    proj = load_project(SOURCE)
+    due = time.time() + 20
+    delayed = [proj.add.apply_async((n, n), countdown=20) for n in range(5)]
+
+    assert proj.add.delay(2, 3).get(timeout=15) == 5
+    assert time.time() < due
+    assert [result.get(timeout=60) for result in delayed] == [0, 2, 4, 6, 8]
+    assert time.time() >= due - 1
+
+
+def test_retries_of_a_delayed_task(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
+    """A task that came with a delay and is retried with one comes back, each time to its own queue."""
+    start_worker(SOURCE)
+    proj = load_project(SOURCE)
+
+    assert proj.third_time.apply_async(countdown=2).get(timeout=60) == 2
+    assert notes(out, "runs") == ["0", "1", "2"]
+
+
+def test_a_delay_is_for_one_queue(
+    start_worker: StartWorker, load_project: LoadProject, broker: Broker, out: Path
+) -> None:
+    """A delayed task for queue ``a.b`` does not come to queue ``b`` as well."""
+    both = SOURCE + "\napp.conf.task_queues = [Queue('eu.' + os.environ['QUEUE']), Queue(os.environ['QUEUE'])]\n"
+    start_worker(both)
+    proj = load_project(both)
+    proj.add.apply_async((0, 0), countdown=1).get(timeout=60)
+    result = proj.add.apply_async((1, 1), queue=f"eu.{broker.queue}", countdown=1)
+
+    assert result.get(timeout=60) == 2
+    proj.add.apply_async((2, 2), countdown=1).get(timeout=60)
+    assert sorted(notes(out, "runs")) == ["0 0", "1 1", "2 2"]

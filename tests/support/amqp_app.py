@@ -20,6 +20,8 @@ app = Celery("proj", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT
 app.conf.task_default_queue = os.environ["QUEUE"]
 app.conf.worker_prefetch_multiplier = 1
 app.conf.broker_transport_options = {"confirm_publish": True}
+# 28 of them are made in every test's own virtual host.
+app.conf.broker_native_delayed_delivery_queue_type = "classic"
 
 settings = Settings(amqp_queues="quorum", redis_url=os.environ["RECORDS_URL"])
 if os.environ.get("STOCK") != "1":
@@ -53,4 +55,11 @@ def hot_potato(self):
     if os.environ.get("REQUEUE") == "1":
         raise Reject("not here", requeue=True)
     return "eaten"
+
+@app.task(bind=True, acks_late=True)
+def third_time(self):
+    note("runs", self.request.retries)
+    if self.request.retries < 2:
+        raise self.retry(countdown=2)
+    return self.request.retries
 """
