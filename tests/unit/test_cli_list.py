@@ -169,3 +169,4 @@ def test_bodies_that_are_no_json_are_never_decoded() -> None:
     ]
     assert four == {"args": [1], "kwargs": {}}
     assert all(set(each) == {"undecoded"} for each in (three, two, one))
+    assert "x-python-serialize" in one["undecoded"]
