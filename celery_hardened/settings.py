@@ -37,7 +37,7 @@ class Settings:
     # --- what is on -------------------------------------------------------------------------
 
     observe: bool = False
-    """Dry run: log and count what hardened tasks would have done differently, and do nothing."""
+    """Dry run: log what would have been done differently, and do nothing."""
 
     version: str | None = None
     """Code version noted in dead letters. ``None``: $HARDENED_VERSION, else the git commit."""
@@ -96,13 +96,13 @@ class Settings:
     """How long a letter is kept."""
 
     dead_letter_max_count: int = 200_000
-    """How many letters are kept in all."""
+    """How many letters are kept in all, closed ones included."""
 
     dead_letter_max_count_per_task: int = 100_000
-    """How many letters of one task are kept."""
+    """How many open letters of one task are kept."""
 
     dead_letter_max_bytes: int = 256 * 1024 * 1024
-    """How many bytes of envelopes (compressed) are kept in all."""
+    """How many bytes are kept in all: compressed envelopes, and 1200 a letter for its record and indexes."""
 
     dead_letter_closed_max_age: float = 7 * _DAY
     """How long resolved, redriven and discarded letters are kept as a record."""
@@ -111,7 +111,8 @@ class Settings:
     """Characters of traceback kept; the middle is cut."""
 
     dead_letter_write_timeout: float = 10.0
-    """How long a letter that cannot be written is tried again before its message is given back."""
+    """How long a letter that cannot be written, or a retry that cannot be sent, is tried again before its
+    message is given back."""
 
     park_chords: bool = True
     """Keep the chord of a dead letter open, so that a redrive completes it."""
@@ -130,7 +131,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < least):
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
                 raise ConfigurationError(f"hardened_{name} is {value!r}; it must be a number of at least {least}.")
         for name, allowed in _ONE_OF.items():
             if getattr(self, name) not in allowed:
@@ -207,6 +210,8 @@ _LEAST: dict[str, float] = {
     "redrive_max": 1,
     "amqp_delivery_limit": 20,
 }
+
+_MAY_BE_NONE = frozenset({"max_retries", "retry_for", "time_limit", "soft_time_limit"})
 
 _ONE_OF: dict[str, tuple[object, ...]] = {
     "observe": (True, False),
