@@ -1,0 +1,156 @@
+"""A redrive that is killed: many letters, SIGKILL at random moments, and a worker that counts every start.
+
+Used by `tests/chaos/test_redrive_kill.py` (2,000 letters) and `benchmarks/redrive_kill.py` (10,000).
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from celery import Celery
+from redis import Redis
+
+from celery_hardened.dead_letter.contract import Query, Retention, StoredLetter
+from celery_hardened.dead_letter.letter import DeadLetter
+from celery_hardened.dead_letter.redrive import redrive
+from celery_hardened.dead_letter.store import RedisDeadLetterStore
+from celery_hardened.marks import Marks
+
+LEASE = 2.0
+_BATCH = 50
+_KEEP = Retention(max_age=3600, max_count=1 << 20, max_count_per_task=1 << 20, max_bytes=1 << 30, closed_max_age=3600)
+
+
+def open_store(url: str, prefix: str) -> RedisDeadLetterStore:
+    return RedisDeadLetterStore(Redis.from_url(url), prefix=prefix, retention=_KEEP)
+
+
+def fill(store: RedisDeadLetterStore, queue: str, number: int) -> list[str]:
+    """Put *number* letters of *queue* into the store; their ids."""
+    letters = [
+        DeadLetter(
+            id=f"task-{n}-0-0",
+            reason="permanent",
+            task="shop.charge",
+            task_id=f"task-{n}",
+            queue=queue,
+            body=b'[["i1"], {}, {}]',
+            content_type="application/json",
+            content_encoding="utf-8",
+            headers={"task": "shop.charge", "id": f"task-{n}", "retries": 0},
+        )
+        for n in range(number)
+    ]
+    store.put_many(StoredLetter(letter=each, state="dead", stored_at=1e9 + n) for n, each in enumerate(letters))
+    return [each.id for each in letters]
+
+
+@dataclass(slots=True)
+class Consumer:
+    """A worker's side of the protocol: takes messages off the queue and starts those that may run."""
+
+    url: str
+    queue: str
+    store: RedisDeadLetterStore
+    starts: Counter[str] = field(default_factory=Counter)
+    messages: int = 0
+    _done: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Consumer:
+        self._thread = threading.Thread(target=self._consume)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take what is left, then stop."""
+        self._done.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _consume(self) -> None:
+        app = Celery("consumer", broker=self.url, set_as_current=False)
+        with app.connection_for_read() as connection:
+            channel = connection.default_channel
+            while True:
+                ending = self._done.is_set()
+                message = channel.basic_get(self.queue, no_ack=True)
+                if message is not None:
+                    self._start(message.headers)
+                elif ending:
+                    return
+                else:
+                    # Now and then a pause, so that messages of two redrives are there together.
+                    self._done.wait(random.uniform(0.0, 0.2))
+
+    def _start(self, headers: object) -> None:
+        self.messages += 1
+        mark = Marks.read(headers).redrive
+        assert mark is not None
+        letter_id, token = mark
+        if self.store.accept_start(letter_id, token=token):
+            self.starts[letter_id] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """When a redrive was killed."""
+
+    after_letters: int
+    of: int
+
+
+def run_killed(url: str, prefix: str, *, dice: random.Random) -> Killed | None:
+    """Start a redrive in a process of its own and SIGKILL it at a random moment; ``None`` if it was done before."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, url, prefix], stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert child.stdout is not None
+    seen, total, target = 0, 0, None
+    for line in child.stdout:
+        seen, total = (int(word) for word in line.split())
+        target = target if target is not None else dice.uniform(0.1, 0.6) * total
+        if seen >= target:
+            # A moment within the next batch: after its taking, between two publishes, before its marking.
+            try:
+                child.wait(dice.uniform(0.0, 0.03))
+            except subprocess.TimeoutExpired:
+                child.kill()
+            break
+    child.stdout.close()
+    code = child.wait()
+    return Killed(seen, total) if code == -signal.SIGKILL else None
+
+
+def run_to_the_end(url: str, prefix: str) -> str:
+    """One more redrive that nobody kills; the last line it printed."""
+    done = subprocess.run([sys.executable, "-m", __name__, url, prefix], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def main(url: str, prefix: str) -> None:
+    """The process that is killed: redrive every open letter, tell how far it is."""
+    app = Celery("redrive", broker=url)
+    report = redrive(
+        app,
+        open_store(url, prefix),
+        Query(),
+        by="test",
+        why="kill me",
+        redrive_max=3,
+        batch=_BATCH,
+        lease=LEASE,
+        progress=lambda seen, total: sys.stdout.write(f"{seen} {total}\n") and sys.stdout.flush(),
+    )
+    assert report.stopped is None, report.stopped
+    assert not report.failed, report.failed
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
