@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import celery
 import kombu
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
 from celery.app.registry import TaskRegistry
 from celery.utils.imports import symbol_by_name
 
 from celery_hardened.errors import ConfigurationError
 from celery_hardened.hardening import Hardening, Level
 from celery_hardened.pipeline.publish import stamp_publishes
+from celery_hardened.pipeline.retry import policy_of
 from celery_hardened.preset import lay_app_wide
 from celery_hardened.task import HardenedTask, on_leaf, without_celery_autoretry
 
@@ -93,16 +94,21 @@ def _refuse_late_all(app: Celery, tasks: Level) -> None:
 
 
 def _lay_preset(hardening: Hardening) -> None:
-    """Now if the configuration was read already; else as soon as it is (laid earlier, it is lost)."""
+    """Whenever the configuration is read (laid earlier, it is lost); now too, if it was read already."""
+
+    def on_after_configure(**_: Any) -> None:
+        hardening.__dict__.pop("settings", None)
+        _configure(hardening)
+
+    hardening.app.on_after_configure.connect(on_after_configure, weak=False)
     if hardening.app.configured:
         _configure(hardening)
-    else:
-        hardening.app.on_after_configure.connect(lambda **_: _configure(hardening), weak=False)
 
 
 def _configure(hardening: Hardening) -> None:
-    if not hardening.settings.observe:
-        hardening.preset.update(lay_app_wide(hardening.app))
+    # Not hardening.settings: those are read once, and more of them may be set before they are used.
+    if not hardening.app.conf.get("hardened_observe"):
+        hardening.preset = lay_app_wide(hardening.app)
 
 
 # --- tasks --------------------------------------------------------------------------------------------
@@ -138,22 +144,29 @@ def _adopt_worker(hardening: Hardening) -> None:
     """Hook into the worker of this app, and of no other app in the process."""
     app = hardening.app
 
-    def on_worker_init(sender: Any, **_: Any) -> None:
-        if sender.app is not app:
-            return
-        from celery_hardened.pipeline.consumer import compose_consumer
+    class Adoption(bootsteps.Step):  # type: ignore[misc]
+        """Runs before the worker makes its consumer.
 
-        _ = hardening.settings, hardening.dead_letters, hardening.deaths  # a mistake stops the worker here
-        for task in app.tasks.values():
-            if getattr(task, "is_hardened", False) and not hardening.settings.observe:
-                without_celery_autoretry(task)
-        sender.consumer_cls = compose_consumer(symbol_by_name(sender.consumer_cls))
+        A bootstep, because what the receiver of a signal raises is logged, and the worker goes on.
+        """
+
+        def __init__(self, worker: Any, **options: Any) -> None:
+            super().__init__(worker, **options)
+            from celery_hardened.pipeline.consumer import compose_consumer
+
+            # A mistake in a setting or a policy stops the worker here, not the first task that fails.
+            hardening.prepare()
+            for task in app.tasks.values():
+                if getattr(task, "is_hardened", False) and not hardening.settings.observe:
+                    without_celery_autoretry(task)
+                    policy_of(task, hardening)
+            worker.consumer_cls = compose_consumer(symbol_by_name(worker.consumer_cls))
 
     def on_worker_ready(sender: Any, **_: Any) -> None:
         if sender.app is app:
             logger.info("%s", describe_changes(hardening))
 
-    signals.worker_init.connect(on_worker_init, weak=False)
+    app.steps["worker"].add(Adoption)
     signals.worker_ready.connect(on_worker_ready, weak=False)
 
 

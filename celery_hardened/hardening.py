@@ -6,6 +6,7 @@ have no broker URL yet. What needs a Redis says so when it is first used.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from celery_hardened.poison.store import DeathStore, InMemoryDeathStore, RedisDe
 from celery_hardened.redis_connection import answered, connect, key_prefix
 from celery_hardened.settings import Settings
 from celery_hardened.switches import Switches
+
+logger = logging.getLogger("celery_hardened")
 
 Level = Literal["hardened", "all"]
 
@@ -45,6 +48,16 @@ class Hardening:
     def of(app: Celery) -> Hardening | None:
         """The hardening of *app*, or ``None`` if ``harden(app)`` was never called."""
         return getattr(app, _ATTRIBUTE, None)
+
+    @staticmethod
+    def expect(app: Celery) -> Hardening:
+        """The hardening of an app that has one. Raises ``ConfigurationError`` otherwise."""
+        found = Hardening.of(app)
+        if found is None:
+            raise ConfigurationError(
+                f"app {app.main!r} was never hardened. Call celery_hardened.harden(app) right after it is created."
+            )
+        return found
 
     def attach(self) -> None:
         setattr(self.app, _ATTRIBUTE, self)
@@ -129,6 +142,11 @@ class Hardening:
         """Code version for dead letters: ``hardened_version``, $HARDENED_VERSION, or the git commit."""
         return self.settings.version or os.environ.get("HARDENED_VERSION") or _git_commit()
 
+    def prepare(self) -> None:
+        """Build what a worker will need, connecting to nothing. Raises ``ConfigurationError``."""
+        for part in (self.settings, self.dead_letters, self.deaths, self.switches):
+            logger.debug("prepared %s", type(part).__name__)
+
     def redrive(self, query: Query, **options: Any) -> Any:
         """Send the letters that match again; see ``celery_hardened.dead_letter.redrive.redrive``."""
         from celery_hardened.dead_letter.parking import group_gone
@@ -136,7 +154,11 @@ class Hardening:
 
         options.setdefault("redrive_max", self.settings.redrive_max)
         return redrive(
-            self.app, self.dead_letters, query, parked_group_alive=lambda letter: group_gone(self.app, letter), **options
+            self.app,
+            self.dead_letters,
+            query,
+            parked_group_alive=lambda letter: group_gone(self.app, letter),
+            **options,
         )
 
     def discard(self, letter_ids: Sequence[str], *, by: str, why: str) -> int:
@@ -172,7 +194,11 @@ def _git_commit() -> str | None:
         try:
             found = subprocess.run(
                 ["git", "rev-parse", "--short=12", "HEAD"],  # noqa: S607
-                cwd=place, capture_output=True, text=True, timeout=2, check=False,
+                cwd=place,
+                capture_output=True,
+                text=True,
+                timeout=2,
+                check=False,
             )
         except (OSError, subprocess.SubprocessError):
             return None

@@ -90,6 +90,18 @@ class Marks:
 _NONE = Marks()
 
 
+def deaths_in(headers: Any) -> int:
+    """``Marks.read(headers).deaths`` alone: asked of every delivery."""
+    raw = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    return _count(raw.get("deaths")) if isinstance(raw, Mapping) else 0
+
+
+def is_redriven(headers: Any) -> bool:
+    """Was the message sent by a redrive? Asked of every start."""
+    raw = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    return isinstance(raw, Mapping) and "redrive" in raw
+
+
 def _number(value: Any) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12:
         return float(value)

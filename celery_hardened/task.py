@@ -1,9 +1,12 @@
-"""HardenedTask, and the leaf that ``harden(app)`` puts outermost on every task. Names Celery's seams, decides nothing."""
+"""HardenedTask, and the leaf that ``harden(app)`` puts outermost on every task.
+
+Names Celery's seams, decides nothing.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task
 from celery.app.trace import task_has_custom
@@ -17,8 +20,13 @@ from celery_hardened.pipeline.execute import execute
 from celery_hardened.pipeline.retry import publish_retry, verdict_on_explicit
 from celery_hardened.preset import lay_task
 
+if TYPE_CHECKING:
+    from celery import Task as _Task
+else:
+    _Task = object  # mix-ins: the class they are composed with is the task's own
 
-class _HardenedSeams:
+
+class _HardenedSeams(_Task):  # type: ignore[misc]
     """What makes a task hardened. Apart from ``HardenedTask``, so that ``harden(app, tasks="all")`` can
     put it above a user's own class without covering what that class says."""
 
@@ -50,7 +58,9 @@ class _HardenedSeams:
         self._require_hardened_app()
         if throw is None:
             throw = self.app.conf.task_eager_propagates
-        return apply_and_raise(super().apply, *args, **options) if throw else super().apply(*args, throw=False, **options)
+        return (
+            apply_and_raise(super().apply, *args, **options) if throw else super().apply(*args, throw=False, **options)
+        )
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         self._require_hardened_app()
@@ -97,8 +107,13 @@ class _HardenedSeams:
             delay=delay,
             marks=Marks.read(request.headers),
             options={
-                "args": args, "kwargs": kwargs, "exc": exc, "throw": throw, "eta": eta,
-                "countdown": None if eta else delay, **options,
+                "args": args,
+                "kwargs": kwargs,
+                "exc": exc,
+                "throw": throw,
+                "eta": eta,
+                "countdown": None if eta else delay,
+                **options,
             },
             hardening=hardening,
         )
@@ -157,7 +172,7 @@ class HardenedTask(_HardenedSeams, Task):  # type: ignore[misc]
     dead_letter_max_age: float | None = None
     """Seconds this task's letters are kept; ``None``: ``hardened_dead_letter_max_age``."""
 
-    def classify(self, error: BaseException) -> str | bool | None:
+    def classify(self, error: BaseException) -> str | bool | None:  # noqa: ARG002 - a hook to override
         """Say ``"transient"`` or ``"permanent"`` of *error*, or ``None`` to leave it to the built-in table.
 
         Asked after ``dont_autoretry_for`` and ``autoretry_for``. ``True`` is transient, ``False`` permanent.
@@ -165,7 +180,7 @@ class HardenedTask(_HardenedSeams, Task):  # type: ignore[misc]
         return None
 
 
-class _Leaf:
+class _Leaf(_Task):  # type: ignore[misc]
     """Outermost class of every task of a hardened app: hands each call to the pipeline.
 
     It is put above the task's own class (see ``on_leaf``), so it comes before a user's
@@ -176,25 +191,25 @@ class _Leaf:
     _custom_call: ClassVar[bool]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if "_orig_run" in self.__dict__ and self.is_hardened and not self.request.called_directly:  # type: ignore[attr-defined]
+        if "_orig_run" in self.__dict__ and self.is_hardened and not self.request.called_directly:
             # A worker has taken it off at its start; eager mode and a spawned child come here first.
-            hardening = Hardening.of(self.app)  # type: ignore[attr-defined]
+            hardening = Hardening.of(self.app)
             if hardening is not None and not hardening.settings.observe:
                 without_celery_autoretry(self)
         # Celery's own __call__ pushes a request, which in eager mode would hide the real one.
-        body = super().__call__ if self._custom_call or self.request.called_directly else self._body()  # type: ignore[misc,attr-defined]
+        body = super().__call__ if self._custom_call or self.request.called_directly else self._body()
         return execute(self, body, args, kwargs)
 
     def _body(self) -> Any:
-        return self.run  # type: ignore[attr-defined]
+        return self.run
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         from celery_hardened.pipeline.request import compose_request
 
         cls = type(self)
         if "Request" not in cls.__dict__:
-            cls.Request = compose_request(symbol_by_name(self.Request))  # type: ignore[attr-defined]
-        return super().start_strategy(app, consumer, **options)  # type: ignore[misc]
+            cls.Request = compose_request(symbol_by_name(self.Request))
+        return super().start_strategy(app, consumer, **options)
 
 
 def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
@@ -233,4 +248,3 @@ def without_celery_autoretry(task: Any) -> None:
     original = task.__dict__.pop("_orig_run", None)
     if original is not None:
         task.run = original
-

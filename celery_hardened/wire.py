@@ -8,8 +8,8 @@ so it is done here once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from celery import Celery
 from kombu import Producer
@@ -18,8 +18,16 @@ from kombu.message import Message
 #: Written by the broker or the transport for one delivery; a second message makes its own.
 #: Re-using a delivery tag would let two messages share one entry in kombu's ``unacked`` hash.
 _PER_DELIVERY = frozenset(
-    {"delivery_tag", "delivery_info", "body_encoding", "content_type", "content_encoding", "headers",
-     "application_headers", "cluster_id"}
+    {
+        "delivery_tag",
+        "delivery_info",
+        "body_encoding",
+        "content_type",
+        "content_encoding",
+        "headers",
+        "application_headers",
+        "cluster_id",
+    }
 )
 
 #: Say that a message came back; a new message has not.
@@ -56,35 +64,55 @@ class Wire:
     queue: str = ""
     """Queue it was consumed from, as far as the consumer can tell."""
 
-    def packed(self) -> tuple[Any, ...]:
-        """As a plain tuple: what goes through the pool's pipe with every task must be cheap to pickle."""
-        return tuple(getattr(self, field.name) for field in fields(self))
 
-    @classmethod
-    def unpacked(cls, packed: tuple[Any, ...]) -> Wire:
-        return cls(**{field.name: value for field, value in zip(fields(cls), packed)})
+#: One message as a plain tuple of what it arrived with (see ``pack``).
+Packed: TypeAlias = "tuple[Any, ...]"
 
 
-def capture(message: Message, queue: str = "") -> Wire:
-    """Take *message* as it arrived. Never raises: it is used on messages that are broken."""
-    info = message.delivery_info if isinstance(message.delivery_info, dict) else {}
-    headers = message.headers if isinstance(message.headers, dict) else {}
-    properties = message.properties if isinstance(message.properties, dict) else {}
-    body = message.body
+def pack(message: Message, queue: str = "") -> Packed:
+    """Take *message* as it arrived, quickly: this is done for every task, ``unpack`` only for a few.
+
+    Holds the message's own objects, no copies, so that a pickle which holds them already
+    (the pool's) does not grow by them.
+    """
+    return (
+        message.body,
+        bool(message.errors),
+        message.content_type,
+        message.content_encoding,
+        message.headers,
+        message.properties,
+        message.delivery_info,
+        message.delivery_tag,
+        queue,
+    )
+
+
+def unpack(packed: Packed) -> Wire:
+    """The message that was packed. Never raises: it is used on messages that are broken."""
+    body, errors, content_type, content_encoding, headers, properties, info, tag, queue = packed
+    info = info if isinstance(info, dict) else {}
+    headers = headers if isinstance(headers, dict) else {}
+    properties = properties if isinstance(properties, dict) else {}
     return Wire(
         body=body.encode("utf-8", "surrogateescape") if isinstance(body, str) else bytes(body or b""),
         # kombu decompresses on arrival; when it could not, the error is noted and the body left.
-        body_compressed=bool(message.errors) and "compression" in headers,
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
+        body_compressed=bool(errors) and "compression" in headers,
+        content_type=content_type,
+        content_encoding=content_encoding,
         headers=dict(headers),
         properties={name: value for name, value in properties.items() if name not in _PER_DELIVERY},
         exchange=str(info.get("exchange") or ""),
         routing_key=str(info.get("routing_key") or ""),
-        delivery_tag=str(message.delivery_tag),
+        delivery_tag=str(tag),
         redelivered=bool(info.get("redelivered") or headers.get("redelivered")),
         queue=queue,
     )
+
+
+def capture(message: Message, queue: str = "") -> Wire:
+    """Take *message* as it arrived. Never raises."""
+    return unpack(pack(message, queue))
 
 
 def send(
@@ -113,9 +141,7 @@ def send(
     # The body was decompressed on arrival and the header stayed: kombu compresses again and
     # writes the header itself. A body that is still compressed goes as it is, header and all.
     compression = None if body_compressed else out.pop("compression", None)
-    kept = {
-        name: value for name, value in properties.items() if name not in _PER_DELIVERY and value is not None
-    }
+    kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY and value is not None}
     with app.producer_or_acquire(producer) as ready:
         ready.publish(
             body,

@@ -69,7 +69,7 @@ def keep_groups_alive(app: Celery, group_ids: Iterable[str], *, seconds: float) 
             pipe.pttl(key)
         lifetimes = pipe.execute()
     # -2: no such key (yet); -1: it lives for ever. A key that lives longer is never cut short.
-    short = [key for key, left in zip(keys, lifetimes) if 0 <= left < wanted]
+    short = [key for key, left in zip(keys, lifetimes, strict=True) if 0 <= left < wanted]
     with backend.client.pipeline(transaction=False) as pipe:
         for key in short:
             pipe.pexpire(key, wanted)

@@ -205,10 +205,13 @@ class RedriveRun:
         return left
 
     def _pace(self) -> None:
-        if self.pause:
-            self.next_at = max(self.next_at, self.clock())
-            self.sleep(self.next_at - self.clock())
-            self.next_at += self.pause
+        if not self.pause:
+            return
+        now = self.clock()
+        if self.next_at > now:
+            self.sleep(self.next_at - now)
+        # Counted from when it was due, so that late wake-ups do not add up; a stall is not caught up on.
+        self.next_at = max(self.next_at, now) + self.pause
 
     def _publish(self, stored: StoredLetter, token: str) -> None:
         message = outgoing(stored.letter, token=token, now=time.time(), to_queue=self.to_queue, edit=self.edit)

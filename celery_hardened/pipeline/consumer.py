@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.worker import state
 from kombu.exceptions import ContentDisallowed
@@ -24,12 +24,17 @@ from celery_hardened.dead_letter.letter import Reason
 from celery_hardened.errors import HardenedError, MalformedMessageError, StoreUnavailableError
 from celery_hardened.hardening import Hardening
 from celery_hardened.pipeline.admission import body_problem, header_problem
-from celery_hardened.pipeline.publish import HIDDEN
 from celery_hardened.pipeline.letters import letter_for, observed, write
+from celery_hardened.pipeline.publish import HIDDEN
 from celery_hardened.pipeline.upkeep import Upkeep, note_returns
 from celery_hardened.poison.isolation import Isolation
 from celery_hardened.poison.policy import judge
 from celery_hardened.wire import capture
+
+if TYPE_CHECKING:
+    from celery.worker.consumer import Consumer as _Consumer
+else:
+    _Consumer = object  # a mix-in: the class it is composed with is the user's worker_consumer
 
 logger = logging.getLogger("celery_hardened.consumer")
 
@@ -44,11 +49,12 @@ def compose_consumer(base: type) -> type:
     return type(base.__name__, (HardenedConsumer, base), {"__module__": base.__module__})
 
 
-class HardenedConsumer:
+class HardenedConsumer(_Consumer):  # type: ignore[misc]
     """Mix-in for ``celery.worker.consumer.Consumer``."""
 
     def __init__(self, on_task_request: Any, *args: Any, **options: Any) -> None:
-        super().__init__(on_task_request, *args, **options)  # type: ignore[call-arg]
+        super().__init__(on_task_request, *args, **options)
+        self._start = on_task_request
         self.isolation = Isolation(start=on_task_request, running=lambda: tuple(state.reserved_requests))
         self._isolation_ticking = False
         self.on_task_request = self._admit  # what strategies hand their requests to
@@ -56,14 +62,12 @@ class HardenedConsumer:
 
     @property
     def _hardening(self) -> Hardening:
-        found = Hardening.of(self.app)  # type: ignore[attr-defined]
-        assert found is not None, "compose_consumer() is only used on hardened apps"
-        return found
+        return Hardening.expect(self.app)
 
     # --- 1 and 2: is it a task? --------------------------------------------------------------------
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
-        take = super().create_task_handler(*args, **options)  # type: ignore[misc]
+        take = super().create_task_handler(*args, **options)
         max_eta = self._hardening.settings.max_eta
 
         def on_task_received(message: Any) -> Any:
@@ -73,13 +77,13 @@ class HardenedConsumer:
                 return None
             try:
                 return take(message)
-            except self.connection_errors as error:  # type: ignore[attr-defined]
+            except self.connection_errors as error:
                 # The Redis transport counts KeyError as a lost connection: a message that raises
                 # one would have the worker reconnect for ever.
                 if not isinstance(error, KeyError):
                     raise
                 return self._bury(message, "malformed", error, message.reject_log_error)
-            except Exception as error:  # noqa: BLE001 - no input may end the worker
+            except Exception as error:
                 if isinstance(error, HardenedError) and not isinstance(error, MalformedMessageError):
                     raise
                 return self._bury(message, "malformed", error, message.reject_log_error)
@@ -123,19 +127,19 @@ class HardenedConsumer:
     # --- Celery's four handlers ----------------------------------------------------------------------
     # Theirs log the message's body and argsrepr, that is all arguments; they are given neither.
 
-    def on_unknown_message(self, body: Any, message: Any) -> Any:
+    def on_unknown_message(self, body: Any, message: Any) -> Any:  # noqa: ARG002 - Celery\'s signature
         error = MalformedMessageError("there is no 'task', neither in the headers nor in the body")
-        after = super().on_unknown_message  # type: ignore[misc]
+        after = super().on_unknown_message
         return self._bury(message, "malformed", error, lambda *_: after(HIDDEN, message))
 
-    def on_unknown_task(self, body: Any, message: Any, exc: Any) -> Any:
-        after = super().on_unknown_task  # type: ignore[misc]
+    def on_unknown_task(self, body: Any, message: Any, exc: Any) -> Any:  # noqa: ARG002 - Celery\'s signature
+        after = super().on_unknown_task
         name = message.headers.get("task") if isinstance(message.headers, dict) else None
-        error = self.app.tasks.NotRegistered(name)  # type: ignore[attr-defined]
+        error = self.app.tasks.NotRegistered(name)
         return self._bury(message, "unknown_task", error, lambda *_: after(HIDDEN, message, exc))
 
-    def on_invalid_task(self, body: Any, message: Any, exc: Any) -> Any:
-        after = super().on_invalid_task  # type: ignore[misc]
+    def on_invalid_task(self, body: Any, message: Any, exc: Any) -> Any:  # noqa: ARG002 - Celery\'s signature
+        after = super().on_invalid_task
         reason: Reason = "undecodable" if isinstance(exc, ContentDisallowed) else "malformed"
         return self._bury(message, reason, exc, lambda *_: after(HIDDEN, message, exc))
 
@@ -146,30 +150,34 @@ class HardenedConsumer:
         """Write the letter of *message*, and only then do what ends it (*then* acks or rejects)."""
         hardening = self._hardening
         if observed(hardening, "write a dead letter (%s): %r", reason, type(error).__name__):
-            return then(logger, self.connection_errors)  # type: ignore[attr-defined]
+            return then(logger, self.connection_errors)
         queue = getattr(message, "hardened_queue", None) or self._queue_of(message)
         wire = capture(message, queue=queue)
         letter = letter_for(
-            hardening, wire, reason=reason, error=error, queue=queue,
-            worker=str(self.hostname),  # type: ignore[attr-defined]
+            hardening,
+            wire,
+            reason=reason,
+            error=error,
+            queue=queue,
+            worker=str(self.hostname),
         )
         try:
             write(hardening, letter)
         except StoreUnavailableError as problem:
             logger.error("no dead letter for a %s message yet, it stays unacked: %s", reason, problem)
-            self.timer.call_after(_REWRITE_AFTER, self._bury, (message, reason, error, then))  # type: ignore[attr-defined]
+            self.timer.call_after(_REWRITE_AFTER, self._bury, (message, reason, error, then))
             return None
         for name in ("argsrepr", "kwargsrepr"):
             if name in wire.headers:
                 message.headers[name] = HIDDEN
-        return then(logger, self.connection_errors)  # type: ignore[attr-defined]
+        return then(logger, self.connection_errors)
 
     # --- 3: suspects -----------------------------------------------------------------------------------
 
     def _admit(self, request: Any) -> Any:
         """Hand a request to the pool: at once, or when it or its elder suspect may have the worker."""
         if not self.isolation.active and not getattr(request, "suspect", False):
-            return self.isolation.admit(request, alone=False)
+            return self._start(request)
         alone = False
         if getattr(request, "suspect", False) and not self._hardening.settings.observe:
             try:
@@ -184,7 +192,9 @@ class HardenedConsumer:
         if alone:
             request.run_alone()
             logger.warning(
-                "%s[%s] was running when its worker died; it runs alone now", request.name, request.id,
+                "%s[%s] was running when its worker died; it runs alone now",
+                request.name,
+                request.id,
                 extra={"task": request.name, "task_id": request.id},
             )
         self.isolation.admit(request, alone=alone)
@@ -195,7 +205,7 @@ class HardenedConsumer:
         """While a suspect is alone or waits to be, look from time to time whether the next may go."""
         if self.isolation.active and not self._isolation_ticking:
             self._isolation_ticking = True
-            self.timer.call_after(_ISOLATION_TICK, self._on_isolation_tick)  # type: ignore[attr-defined]
+            self.timer.call_after(_ISOLATION_TICK, self._on_isolation_tick)
 
     def _on_isolation_tick(self) -> None:
         self._isolation_ticking = False
@@ -207,17 +217,17 @@ class HardenedConsumer:
     # --- life of the consumer -----------------------------------------------------------------------------
 
     def on_ready(self) -> None:
-        super().on_ready()  # type: ignore[misc]
-        self.upkeep.start(self.timer)  # type: ignore[attr-defined]
+        super().on_ready()
+        self.upkeep.start(self.timer)
 
     def shutdown(self) -> None:
         # The worker stops in order and its channel is about to hand back what it still holds.
         note_returns(self._hardening)
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown()
 
     def on_close(self) -> None:
         self.isolation.forget()
-        super().on_close()  # type: ignore[misc]
+        super().on_close()
 
     def _queue_of(self, message: Any) -> str:
         """The queue *message* was consumed from.
@@ -226,14 +236,14 @@ class HardenedConsumer:
         and those of a direct message name the queue.
         """
         info = message.delivery_info if isinstance(message.delivery_info, dict) else {}
-        consumer = self.task_consumer  # type: ignore[attr-defined]
+        consumer = self.task_consumer
         tag = info.get("consumer_tag")
         if tag is not None and consumer is not None:
             for queue, active in getattr(consumer, "_active_tags", {}).items():
                 if active == tag:
                     return str(queue)
         key = info.get("routing_key")
-        queues = self.app.amqp.queues.consume_from  # type: ignore[attr-defined]
+        queues = self.app.amqp.queues.consume_from
         if key in queues:
             return str(key)
         for name, queue in queues.items():
@@ -241,4 +251,3 @@ class HardenedConsumer:
             if exchange == info.get("exchange") and queue.routing_key == key:
                 return str(name)
         return str(next(iter(queues))) if len(queues) == 1 else str(key or "")
-

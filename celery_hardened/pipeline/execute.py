@@ -27,17 +27,23 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 
 from celery_hardened.dead_letter.letter import Reason, letter_id
 from celery_hardened.dead_letter.parking import can_park, chord_group, detach, keep_groups_alive
-from celery_hardened.errors import StoreUnavailableError, TaskExitError, TaskMemoryError, TaskProcessLostError
+from celery_hardened.errors import (
+    ConfigurationError,
+    StoreUnavailableError,
+    TaskExitError,
+    TaskMemoryError,
+    TaskProcessLostError,
+)
 from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
-from celery_hardened.marks import Marks
+from celery_hardened.marks import Marks, deaths_in, is_redriven
 from celery_hardened.pipeline import eager
 from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, write_patiently
 from celery_hardened.pipeline.retry import publish_retry, verdict_on
 from celery_hardened.poison.policy import is_suspect, judge
 from celery_hardened.poison.store import Start, work_id
 from celery_hardened.retry.policy import RetryIn
-from celery_hardened.wire import Wire
+from celery_hardened.wire import Wire, unpack
 
 logger = logging.getLogger("celery_hardened.execute")
 
@@ -81,11 +87,10 @@ class _Attempt:
         self.task = task
         self.request = request
         self.hardening = hardening
-        self.marks = Marks.read(request.headers)
-        info = request.delivery_info or {}
-        self.redelivered = bool(info.get("redelivered"))
+        self.redelivered = bool((request.delivery_info or {}).get("redelivered"))
+        self.redriven = not request.is_eager and is_redriven(request.headers)
         self.suspect = not request.is_eager and is_suspect(
-            redelivered=self.redelivered, deaths=self.marks.deaths, early_ack=not task.acks_late
+            redelivered=self.redelivered, deaths=deaths_in(request.headers), early_ack=not task.acks_late
         )
         self.opened = False
 
@@ -93,7 +98,7 @@ class _Attempt:
 
     def refuse_twin(self) -> None:
         """A redriven message runs only if its letter's token is still free, or its own."""
-        if self.marks.redrive is None or self.request.is_eager:
+        if not self.redriven or self.marks.redrive is None:
             return
         letter, token = self.marks.redrive
         try:
@@ -135,7 +140,7 @@ class _Attempt:
             self.ended(pending)
             raise pending
         self._close(finished=True)
-        if self.marks.redrive is not None or self.redelivered:
+        if self.redriven or self.redelivered:
             self._resolve()
 
     def ended(self, predicate: TaskPredicate) -> None:
@@ -153,7 +158,12 @@ class _Attempt:
         if final is not None and final[0] is error:
             self._bury(error, final[1])  # an explicit self.retry() found that there is none
 
-        verdict = verdict_on(self.task, error, hardening=self.hardening, marks=self.marks)
+        try:
+            verdict = verdict_on(self.task, error, hardening=self.hardening, marks=self.marks)
+        except ConfigurationError as problem:
+            # Its classify() hook is broken. The failure itself is what the letter must show.
+            logger.error("the failure of %s counts as permanent: %s", self.task.name, problem)
+            self._bury(error, "permanent")
         if isinstance(verdict, RetryIn):
             if not observed(self.hardening, "retry %s in %.2f s after %r", self.task.name, verdict.delay, error):
                 self._retry(error, verdict.delay)
@@ -229,26 +239,30 @@ class _Attempt:
             raise Reject(problem, requeue=True) from error
         logger.critical(
             "LOST dead letter: %s acks early, so its message is gone, and its letter could not be written: %s",
-            self.task.name, problem, extra={"task": self.task.name, "task_id": self.request.id},
+            self.task.name,
+            problem,
+            extra={"task": self.task.name, "task_id": self.request.id},
         )
         raise error
 
     # --- what it needs ---------------------------------------------------------------------------
 
-    @property
+    @cached_property
+    def marks(self) -> Marks:
+        return Marks.read(self.request.headers)
+
+    @cached_property
     def wire(self) -> Wire:
         """The message as it arrived; the parent sent it along (see ``letters.WIRE``)."""
         found = (self.request.properties or {}).get(WIRE)
         if isinstance(found, tuple):
-            return Wire.unpacked(found)
-        return _wire_of_eager(self.task, self.request)
+            return unpack(found)
+        return eager.wire_of(self.task, self.request)
 
     @cached_property
     def start(self) -> Start:
         """This start, under the token the parent gave it."""
-        work = work_id(
-            task=self.task.name, root_id=self.request.root_id, key=self.marks.key, body=self.wire.body
-        )
+        work = work_id(task=self.task.name, root_id=self.request.root_id, key=self.marks.key, body=self.wire.body)
         token = (self.request.properties or {}).get(START) or uuid4().hex
         return Start(work, str(self.request.id), token, self.marks.deaths)
 
@@ -292,7 +306,12 @@ def _ends_the_process(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         return False
     return type(error).__module__.partition(".")[0] in {
-        "builtins", "celery", "billiard", "gevent", "eventlet", "greenlet",
+        "builtins",
+        "celery",
+        "billiard",
+        "gevent",
+        "eventlet",
+        "greenlet",
     }
 
 
@@ -302,29 +321,3 @@ def _mark(error: BaseException, letter: str) -> None:
     except (AttributeError, TypeError):
         # No __dict__: the parent will write it again, under the same id, which changes nothing.
         logger.debug("%s takes no attribute", type(error).__name__)
-
-
-def _wire_of_eager(task: Any, request: Any) -> Wire:
-    """Eager tasks have no message; make the one that ``delay`` would have sent."""
-    app = task.app
-    message = app.amqp.as_task_v2(
-        request.id, task.name, request.args, request.kwargs, root_id=request.root_id, parent_id=request.parent_id,
-        retries=request.retries, group_id=request.group, callbacks=request.callbacks, errbacks=request.errbacks,
-        chord=request.chord, chain=request.chain, ignore_result=request.ignore_result,
-    )
-    from kombu.serialization import dumps
-
-    content_type, encoding, body = dumps(message.body, app.conf.task_serializer)
-    info = request.delivery_info or {}
-    return Wire(
-        body=body.encode() if isinstance(body, str) else body,
-        body_compressed=False,
-        content_type=content_type,
-        content_encoding=encoding,
-        headers={**message.headers, **(request.headers or {})},
-        properties=dict(message.properties),
-        exchange=str(info.get("exchange") or ""),
-        routing_key=str(info.get("routing_key") or app.conf.task_default_queue),
-        delivery_tag=str(request.id),
-        redelivered=False,
-    )

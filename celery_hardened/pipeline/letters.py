@@ -70,7 +70,7 @@ def letter_for(
 def observed(hardening: Hardening, what: str, *args: object) -> bool:
     """In a dry run, log what would be done; ``True`` if it is one and nothing may be done."""
     if hardening.settings.observe:
-        logger.warning("observing: would " + what, *args)
+        logger.warning(f"observing: would {what}", *args)  # noqa: G004 - what is a format itself
         return True
     return False
 

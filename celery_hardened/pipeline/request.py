@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import sys
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -30,13 +30,18 @@ from celery_hardened.dead_letter.parking import can_park, chord_group, detach, k
 from celery_hardened.errors import StoreUnavailableError, TaskMemoryError, TaskProcessLostError
 from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
-from celery_hardened.marks import Marks
+from celery_hardened.marks import Marks, deaths_in
 from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, write
 from celery_hardened.pipeline.retry import policy_of, publish_from_parent
 from celery_hardened.poison.policy import is_suspect, judge
 from celery_hardened.poison.rebirth import publish_again
 from celery_hardened.poison.store import Start, work_id
-from celery_hardened.wire import Wire, capture
+from celery_hardened.wire import Wire, pack, unpack
+
+if TYPE_CHECKING:
+    from celery.worker.request import Request as _Request
+else:
+    _Request = object  # a mix-in: the class it is composed with is the task's own
 
 logger = logging.getLogger("celery_hardened.request")
 
@@ -50,17 +55,23 @@ def compose_request(base: type) -> type:
     return type(base.__name__, (HardenedRequest, base), {"__module__": base.__module__})
 
 
-class HardenedRequest:
+class HardenedRequest(_Request):  # type: ignore[misc]
     """Mix-in for ``celery.worker.request.Request``."""
 
     def __init__(self, message: Any, **options: Any) -> None:
-        super().__init__(message, **options)  # type: ignore[call-arg]
-        wire = capture(message, queue=getattr(message, "hardened_queue", ""))
-        self._wire = wire
-        request: dict[str, Any] = self._request_dict  # type: ignore[attr-defined]
+        super().__init__(message, **options)
+        packed = pack(message, getattr(message, "hardened_queue", ""))
+        self._packed = packed
+        request: dict[str, Any] = self._request_dict
         # The child needs the raw message for a faithful letter. The same objects travel in the
-        # same pickle as the request itself, so this costs no bytes; see letters.WIRE for the place.
-        request["properties"] = {**(request.get("properties") or {}), WIRE: wire.packed()}
+        # same pickle as the request itself, so this costs few bytes; see letters.WIRE for the place.
+        request["properties"] = {**(request.get("properties") or {}), WIRE: packed}
+        self.suspect = is_suspect(
+            redelivered=bool(self.delivery_info.get("redelivered")),
+            deaths=deaths_in(message.headers),
+            early_ack=not self.task.acks_late,
+        )
+        """Is the start of this delivery written down? The child decides by the same rule."""
         if self.suspect:
             request["properties"][START] = self.start.token
 
@@ -68,22 +79,15 @@ class HardenedRequest:
 
     @property
     def _hardening(self) -> Hardening:
-        found = Hardening.of(self._app)  # type: ignore[attr-defined]
-        assert found is not None, "compose_request() is only used on hardened apps"
-        return found
+        return Hardening.expect(self._app)
 
     @cached_property
     def marks(self) -> Marks:
         return Marks.read(self._wire.headers)
 
-    @property
-    def suspect(self) -> bool:
-        """Was the start of this delivery written down? The child decides by the same rule."""
-        return is_suspect(
-            redelivered=bool(self.delivery_info.get("redelivered")),  # type: ignore[attr-defined]
-            deaths=self.marks.deaths,
-            early_ack=not self.task.acks_late,  # type: ignore[attr-defined]
-        )
+    @cached_property
+    def _wire(self) -> Wire:
+        return unpack(self._packed)
 
     @cached_property
     def start(self) -> Start:
@@ -92,29 +96,29 @@ class HardenedRequest:
         work = work_id(
             task=str(headers.get("task")), root_id=headers.get("root_id"), key=self.marks.key, body=self._wire.body
         )
-        return Start(work, str(self.id), uuid4().hex, self.marks.deaths)  # type: ignore[attr-defined]
+        return Start(work, str(self.id), uuid4().hex, self.marks.deaths)
 
     def run_alone(self) -> None:
         """Tell the child that it has the worker to itself."""
-        self._request_dict["properties"][ALONE] = True  # type: ignore[attr-defined]
+        self._request_dict["properties"][ALONE] = True
 
     def cancel(self, *args: Any, **options: Any) -> Any:
         # A cold shutdown cuts it short and forgets it; its message goes back.
         self._hardening.cut_short.append(self)
-        return super().cancel(*args, **options)  # type: ignore[misc]
+        return super().cancel(*args, **options)
 
     # --- how it ends -----------------------------------------------------------------------------
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft or state.should_terminate:
-            return super().on_timeout(soft, timeout)  # type: ignore[misc]
+            return super().on_timeout(soft, timeout)
         if self._timed_out_and_retried:
             state.task_ready(self)
             return None
         error = TimeLimitExceeded(timeout)
         if not self._bury(error, "timeout"):
             return None
-        return super().on_timeout(soft, timeout)  # type: ignore[misc]
+        return super().on_timeout(soft, timeout)
 
     _timed_out_and_retried = False
 
@@ -125,21 +129,21 @@ class HardenedRequest:
             error = TaskMemoryError(str(error))
             exc_info = _info(error)
         if isinstance(error, _HANDLED_ELSEWHERE) or (isinstance(error, Reject) and error.requeue):
-            return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+            return super().on_failure(exc_info, send_failed_event, return_ok)
         if state.should_terminate:  # cold shutdown: the message goes back, nothing has failed
             self._hardening.cut_short.append(self)
-            return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+            return super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, TimeLimitExceeded):
             return self._on_hard_limit(exc_info, error, send_failed_event, return_ok)
         if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
-            if self._already_cancelled or self._already_revoked:  # type: ignore[attr-defined]
-                return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+            if self._already_cancelled or self._already_revoked:
+                return super().on_failure(exc_info, send_failed_event, return_ok)
             return self._on_lost(exc_info, error, send_failed_event, return_ok)
         if not hasattr(error, "hardened_letter") and not self._bury(
             error, "rejected" if isinstance(error, Reject) else "permanent", formatted=exc_info.traceback
         ):
             return None
-        return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+        return super().on_failure(exc_info, send_failed_event, return_ok)
 
     # --- hard time limit ---------------------------------------------------------------------------
 
@@ -148,48 +152,48 @@ class HardenedRequest:
 
         From Celery 5.7 ``on_timeout`` does all that a failure needs; before, only ``on_failure`` did.
         """
-        task: Any = self.task  # type: ignore[attr-defined]
+        task: Any = self.task
         if task.is_hardened and self._retry_timeout(error):
             self._timed_out_and_retried = True
-            self.acknowledge()  # type: ignore[attr-defined]
+            self.acknowledge()
             return None
         if ON_TIMEOUT_FAILS:
             return None
         if not self._bury(error, "timeout", formatted=exc_info.traceback):
             return None
-        return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+        return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def _retry_timeout(self, error: BaseException) -> bool:
         """A task that lists the time limit in ``autoretry_for`` is published again from here."""
         if self._hardening.settings.observe:
             return False
-        task: Any = self.task  # type: ignore[attr-defined]
+        task: Any = self.task
         listed = [cls for cls in policy_of(task, self._hardening).autoretry_for if issubclass(cls, TimeLimitExceeded)]
         if not listed:
             return False
-        return publish_from_parent(task, self._context, error, marks=self.marks, hardening=self._hardening)  # type: ignore[attr-defined]
+        return publish_from_parent(task, self._context, error, marks=self.marks, hardening=self._hardening)
 
     # --- lost child --------------------------------------------------------------------------------
 
     def _on_lost(self, exc_info: Any, error: BaseException, send_failed_event: bool, return_ok: bool) -> Any:
-        task: Any = self.task  # type: ignore[attr-defined]
+        task: Any = self.task
         stored = getattr(self, "_success_was_stored", None)
         if stored is not None and stored():
             # It had succeeded and its result was stored; Celery acks it as the success it is.
             self._forget_deaths()
-            return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
-        again = task.acks_late and task.reject_on_worker_lost and not self.acknowledged  # type: ignore[attr-defined]
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        again = task.acks_late and task.reject_on_worker_lost and not self.acknowledged
         if not again:
             if not self._bury(error, "lost", formatted=exc_info.traceback):
                 return None
-            return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+            return super().on_failure(exc_info, send_failed_event, return_ok)
         if observed(self._hardening, "count a death of %s and start it again after a delay", task.name):
-            return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+            return super().on_failure(exc_info, send_failed_event, return_ok)
         return self._on_death(str(error), send_failed_event)
 
     def _on_death(self, last: str, send_failed_event: bool) -> Any:
         """A certain death: count it, then start the message again later, or bury it as poison."""
-        hardening, task = self._hardening, self.task  # type: ignore[attr-defined]
+        hardening, task = self._hardening, self.task
         limit = hardening.settings.max_worker_deaths
         try:
             record = hardening.deaths.record_death(self.start)
@@ -203,31 +207,40 @@ class HardenedRequest:
             return self.bury_poison(deaths, last, send_failed_event)
         try:
             delay = publish_again(
-                hardening.app, self._wire, marks=self.marks, deaths=deaths,
-                settings=hardening.settings, at_once=not task.is_hardened,
+                hardening.app,
+                self._wire,
+                marks=self.marks,
+                deaths=deaths,
+                settings=hardening.settings,
+                at_once=not task.is_hardened,
             )
         except Exception as problem:  # noqa: BLE001 - whatever the broker raised: the message goes back uncounted
             logger.warning("%s goes back to its queue without a delay: %s", task.name, problem)
             state.task_ready(self)
-            return self.reject(requeue=True)  # type: ignore[attr-defined]
+            return self.reject(requeue=True)
         state.task_ready(self)
-        self.acknowledge()  # type: ignore[attr-defined]
+        self.acknowledge()
         logger.error(
             "%s[%s] lost its process (%s): death %s of %s, next start in %.1f s",
-            task.name, self.id, last, deaths, limit, delay,  # type: ignore[attr-defined]
-            extra={"task": task.name, "task_id": self.id, "outcome": "worker_lost"},  # type: ignore[attr-defined]
+            task.name,
+            self.id,
+            last,
+            deaths,
+            limit,
+            delay,
+            extra={"task": task.name, "task_id": self.id, "outcome": "worker_lost"},
         )
         return None
 
     def bury_poison(self, deaths: int, last: str, send_failed_event: bool = True) -> Any:
         """End a message that has killed enough: letter, FAILURE, ack."""
         limit = self._hardening.settings.max_worker_deaths
-        info = _info(TaskProcessLostError(self.task.name, deaths, limit, last))  # type: ignore[attr-defined]
+        info = _info(TaskProcessLostError(self.task.name, deaths, limit, last))
         if not self._bury(_unwrap(info.exception), "poison", deaths=deaths):
             return None
         self._forget_deaths()
         # Not return_ok: no child has stored this failure, Celery's parent must.
-        return super().on_failure(info, send_failed_event, False)  # type: ignore[misc]
+        return super().on_failure(info, send_failed_event, False)
 
     def _forget_deaths(self) -> None:
         try:
@@ -237,31 +250,43 @@ class HardenedRequest:
 
     # --- the letter --------------------------------------------------------------------------------
 
-    def _bury(self, error: BaseException, reason: Reason, *, formatted: str | None = None, deaths: int | None = None) -> bool:
+    def _bury(
+        self, error: BaseException, reason: Reason, *, formatted: str | None = None, deaths: int | None = None
+    ) -> bool:
         """Write the letter from the parent. ``False``: it could not be written and the message went back."""
-        hardening, task = self._hardening, self.task  # type: ignore[attr-defined]
+        hardening, task = self._hardening, self.task
         if observed(hardening, "write a dead letter of %s: %s (%r)", task.name, reason, error):
             return True
-        context: Any = self._context  # type: ignore[attr-defined]
+        context: Any = self._context
         group = chord_group(context)
         wanted = getattr(task, "park_chords", None)
         wanted = hardening.settings.park_chords if wanted is None else wanted
         parked = bool(group and wanted and can_park(task) and hardening.switches.get("parking"))
         letter = letter_for(
-            hardening, self._wire, reason=reason, error=error, worker=str(self._hostname),  # type: ignore[attr-defined]
-            queue=self._wire.queue or self._wire.routing_key, formatted=formatted, deaths=deaths,
-            shown=log_args(task, self._args or (), self._kwargs or {}),  # type: ignore[attr-defined]
-            max_age=getattr(task, "dead_letter_max_age", None), parked=parked, group_id=group,
+            hardening,
+            self._wire,
+            reason=reason,
+            error=error,
+            worker=str(self._hostname),
+            queue=self._wire.queue or self._wire.routing_key,
+            formatted=formatted,
+            deaths=deaths,
+            shown=log_args(task, self._args or (), self._kwargs or {}),
+            max_age=getattr(task, "dead_letter_max_age", None),
+            parked=parked,
+            group_id=group,
         )
         try:
             write(hardening, letter)
         except StoreUnavailableError as problem:
             logger.error("no dead letter for %s, its message goes back: %s", task.name, problem)
             state.task_ready(self)
-            self.reject(requeue=True)  # type: ignore[attr-defined]
+            self.reject(requeue=True)
             return False
         if parked:
-            keep_groups_alive(hardening.app, [str(group)], seconds=letter.max_age or hardening.settings.dead_letter_max_age)
+            keep_groups_alive(
+                hardening.app, [str(group)], seconds=letter.max_age or hardening.settings.dead_letter_max_age
+            )
             detach(context)
         return True
 
@@ -277,7 +302,8 @@ ON_TIMEOUT_FAILS = _on_timeout_fails()
 
 
 def _unwrap(error: Any) -> BaseException:
-    return error.exc if isinstance(error, ExceptionWithTraceback) else error  # type: ignore[no-any-return]
+    unwrapped: BaseException = error.exc if isinstance(error, ExceptionWithTraceback) else error
+    return unwrapped
 
 
 def _info(error: BaseException) -> Any:

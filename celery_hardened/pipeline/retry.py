@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, NoReturn
+from typing import Any
 
 from celery.exceptions import Reject
 from celery.utils.serialization import raise_with_context
@@ -22,9 +22,6 @@ from celery_hardened.retry.retry_after import retry_after
 from celery_hardened.wire import STALE_HEADERS
 
 logger = logging.getLogger("celery_hardened.retry")
-
-#: A horizon nobody reaches.
-_NEVER = 1e12
 
 #: The system's own randomness: a forked child inherits its parent's ``random`` state, and
 #: children that jitter alike do not jitter at all.
@@ -80,11 +77,12 @@ def verdict_on_explicit(
     policy = policy_of(task, hardening)
     now = time.time() + (marks.waited if request.is_eager else 0.0)
     explicit = countdown is not None or eta is not None
+    fixed = None
     if explicit:
-        fixed = _seconds_until(eta, now) if eta is not None else float(countdown or 0.0)
-        policy = replace(policy, backoff=None, default_delay=fixed, horizon=_NEVER)
+        # Celery runs a retry whose time is past at once; so does this.
+        fixed = max(0.0, _seconds_until(eta, now) if eta is not None else float(countdown or 0.0))
     if max_retries is not None:
-        policy = replace(policy, max_retries=max_retries)
+        policy = replace(policy, max_retries=max(0, int(max_retries)))
     verdict = decide(
         policy,
         kind="transient",
@@ -94,6 +92,7 @@ def verdict_on_explicit(
         expires=expires_at(request),
         retry_after=None if explicit or error is None else retry_after(error, now=now),
         uniform=_uniform,
+        delay=fixed,
     )
     if isinstance(verdict, RetryIn) and (request.is_eager or hardening.switches.get("retries")):
         return verdict.delay
@@ -126,9 +125,7 @@ def expires_at(request: Any) -> float | None:
     return None
 
 
-def publish_from_parent(
-    task: Any, request: Any, error: BaseException, *, marks: Marks, hardening: Hardening
-) -> bool:
+def publish_from_parent(task: Any, request: Any, error: BaseException, *, marks: Marks, hardening: Hardening) -> bool:
     """Publish the next attempt of a task whose process is gone; ``False`` if there is none to publish."""
     verdict = decide(
         policy_of(task, hardening),
@@ -164,7 +161,7 @@ def publish_retry(
     marks: Marks,
     options: dict[str, Any],
     hardening: Hardening,
-) -> NoReturn | Any:
+) -> Any:
     """Send the next attempt through *publish* (``Task.retry``), which then raises ``Retry``.
 
     A publish that fails is tried again for ``hardened_dead_letter_write_timeout`` seconds.
@@ -193,9 +190,10 @@ def publish_retry(
             if time.monotonic() + pause > deadline:
                 logger.error(
                     "retry of %s could not be published (%s); its message goes back to the broker",
-                    task.name, rejected.reason, extra={"task_id": request.id},
+                    task.name,
+                    rejected.reason,
+                    extra={"task_id": request.id},
                 )
                 raise Reject(rejected.reason, requeue=True) from rejected
             time.sleep(pause)
             pause = min(2.0, pause * 2)
-

@@ -14,9 +14,7 @@ from celery_hardened.settings import Settings
 from celery_hardened.wire import Wire, send
 
 
-def publish_again(
-    app: Celery, wire: Wire, *, marks: Marks, deaths: int, settings: Settings, at_once: bool
-) -> float:
+def publish_again(app: Celery, wire: Wire, *, marks: Marks, deaths: int, settings: Settings, at_once: bool) -> float:
     """Send *wire* to its queue again; the caller acks the old message after this returns.
 
     A crash in between leaves both: the same task id twice, never none.

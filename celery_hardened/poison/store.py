@@ -83,7 +83,7 @@ class RedisDeathStore:
         return _record(self._peek(keys=[self._key(work)]))
 
     def open_start(self, start: Start, *, redelivered: bool, alone: bool) -> Record:
-        args = [start.token, int(redelivered), int(alone), start.carried, self._ttl]
+        args: list[str | int] = [start.token, int(redelivered), int(alone), start.carried, self._ttl]
         return _record(self._open(keys=[self._key(start.work), self._returned(start)], args=args))
 
     def close_start(self, start: Start, *, finished: bool) -> None:

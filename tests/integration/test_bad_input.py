@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.fixtures.processes import LoadProject, StartWorker
 from tests.support.broker import Broker
 from tests.support.letters import letters, publish_raw, task_headers
@@ -69,23 +70,44 @@ CASES = [
     Case("stamps are a list", "malformed", headers=lambda: task_headers(FINE, stamps=[1], stamped_headers=["a"])),
     Case("broken json", "undecodable", body=b'[["x"], {'),
     Case("not utf-8", "undecodable", body=b'[["\xff"], {}, {}]'),
-    Case("pickle", "undecodable", body=b"\x80\x04K*.", content_type="application/x-python-serialize",
-         content_encoding="binary"),
+    Case(
+        "pickle",
+        "undecodable",
+        body=b"\x80\x04K*.",
+        content_type="application/x-python-serialize",
+        content_encoding="binary",
+    ),
     Case("unknown content type", "undecodable", content_type="application/x-nobody-knows"),
-    Case("compressed garbage", "undecodable", body=b"garbage",
-         headers=lambda: task_headers(FINE, compression="application/x-gzip")),
-    Case("unknown compression", "undecodable", body=zlib.compress(GOOD_BODY.encode()),
-         headers=lambda: task_headers(FINE, compression="application/x-rar")),
+    Case(
+        "compressed garbage",
+        "undecodable",
+        body=b"garbage",
+        headers=lambda: task_headers(FINE, compression="application/x-gzip"),
+    ),
+    Case(
+        "unknown compression",
+        "undecodable",
+        body=zlib.compress(GOOD_BODY.encode()),
+        headers=lambda: task_headers(FINE, compression="application/x-rar"),
+    ),
     Case("protocol 1 without id", "malformed", body=json.dumps({"task": FINE, "args": [], "kwargs": {}}), headers=dict),
-    Case("protocol 1 with odd args", "malformed", headers=dict,
-         body=json.dumps({"task": FINE, "id": "p1", "args": 5, "kwargs": {}})),
+    Case(
+        "protocol 1 with odd args",
+        "malformed",
+        headers=dict,
+        body=json.dumps({"task": FINE, "id": "p1", "args": 5, "kwargs": {}}),
+    ),
     Case("wrong number of arguments", "permanent", body=json.dumps([[1, 2, 3, 4], {}, {}])),
 ]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_bad_messages_become_letters(
-    pool: str, start_worker: StartWorker, load_project: LoadProject, broker: Broker, out: Path,
+    pool: str,
+    start_worker: StartWorker,
+    load_project: LoadProject,
+    broker: Broker,
+    out: Path,
     subtests: pytest.Subtests,
 ) -> None:
     """
@@ -96,8 +118,12 @@ def test_bad_messages_become_letters(
     project = load_project(SHOP)
     for case in CASES:
         publish_raw(
-            broker, body=case.body, headers={**case.headers(), "row": case.name},
-            content_type=case.content_type, content_encoding=case.content_encoding, **case.properties,
+            broker,
+            body=case.body,
+            headers={**case.headers(), "row": case.name},
+            content_type=case.content_type,
+            content_encoding=case.content_encoding,
+            **case.properties,
         )
 
     until(lambda: len(letters(project)) >= len(CASES), within=60, what=f"{len(CASES)} letters")

@@ -24,8 +24,8 @@ def signals(out: Path, task_id: str) -> list[str]:
 #: task, reason, starts, error class as the letter shows it
 FAILURES = [
     ("broken", "permanent", 1, "ValueError"),
-    ("unpicklable", "permanent", 1, "proj.Unpicklable"),
-    ("mute", "permanent", 1, "proj.Mute"),
+    ("unpicklable", "permanent", 1, "proj.UnpicklableError"),
+    ("mute", "permanent", 1, "proj.MuteError"),
     ("base_exception", "permanent", 1, "celery_hardened.errors.TaskExitError"),
     ("unencodable", "permanent", 1, "kombu.exceptions.EncodeError"),
     ("soft_limit", "timeout", 1, "billiard.exceptions.SoftTimeLimitExceeded"),
@@ -62,9 +62,12 @@ def test_each_way_to_fail_is_one_letter(
             stored = letter_of(project, sent[name].id, within=90)
             assert (stored.letter.reason, stored.letter.error_type) == (reason, error)
             assert stored.letter.queue == project.app.conf.task_default_queue
-            until(lambda: sent[name].state == "FAILURE", what=f"the result of {name} to say FAILURE")
+            result = sent[name]
+            until(lambda result=result: result.state == "FAILURE", what=f"the result of {name} to say FAILURE")
             assert starts(out, name, name) == expected_starts
-            until(lambda: signals(out, sent[name].id).count("failure") == 1, what=f"one task_failure of {name}")
+            until(
+                lambda result=result: signals(out, result.id).count("failure") == 1, what=f"one task_failure of {name}"
+            )
 
     assert project.fine.delay("after").get(timeout=60) == "after"
     assert worker.running, "the worker went down"

@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
+
+from celery_hardened import Hardening
 from tests.fixtures.processes import LoadProject, StartWorker
 from tests.support.letters import letter_of, letters
 from tests.support.notes import notes
 from tests.support.shop import SHOP
 from tests.support.until import until
-
-from celery_hardened import Hardening
 
 # On stock Redis delivery a dead worker's messages come back after the visibility timeout.
 SOON = {"VISIBILITY": "8"}
@@ -39,7 +39,11 @@ def test_worker_killer_becomes_poison_and_bystanders_finish(
 
     for _ in range(8):  # each start of the culprit ends one worker
         worker = start_worker(SHOP, concurrency=3, env=SOON)
-        until(lambda: not worker.running or poisoned(), within=60, what="the worker to die or the poison letter")
+        until(
+            lambda worker=worker: not worker.running or poisoned(),
+            within=60,
+            what="the worker to die or the poison letter",
+        )
         if poisoned():
             break
 
@@ -62,9 +66,11 @@ def test_graceful_stop_is_no_death(start_worker: StartWorker, load_project: Load
     for _ in range(5):
         worker = start_worker(SHOP, concurrency=1, args=["--prefetch-multiplier", "4"])
         before = starts(out, "slow")
-        until(lambda: starts(out, "slow") > before or len(notes(out, "ends")) == 4, what="a task to start")
+        until(
+            lambda before=before: starts(out, "slow") > before or len(notes(out, "ends")) == 4, what="a task to start"
+        )
         worker.signal(signal.SIGQUIT)  # cold shutdown: running tasks are cut short
-        until(lambda: not worker.running, within=60, what="the worker to stop")
+        until(lambda worker=worker: not worker.running, within=60, what="the worker to stop")
 
     start_worker(SHOP, concurrency=2)
     assert [result.get(timeout=90) for result in results] == [f"long-{n}" for n in range(4)]

@@ -8,13 +8,13 @@ from types import ModuleType
 import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
+
+from celery_hardened import Hardening, Query, RedriveRefusedError
 from tests.fixtures.processes import LoadProject, StartWorker
 from tests.support.letters import letter_of, letters
 from tests.support.notes import notes
 from tests.support.shop import SHOP
 from tests.support.until import until
-
-from celery_hardened import Hardening, Query, RedriveRefusedError
 
 
 def redrive(project: ModuleType, **query: object) -> int:

@@ -2,6 +2,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject
@@ -27,7 +28,7 @@ app.conf.update(
     },
 )
 app.conf.update(eval(os.environ.get("CONF", "{}")))
-harden(app, tasks=os.environ.get("LEVEL", "hardened"))
+harden(app, tasks=os.environ.get("LEVEL", "hardened"))  # type: ignore[arg-type]
 
 
 @task_success.connect
@@ -90,18 +91,18 @@ def flaky(self, order, failures=2):
 def fixable(self, order):
     """Fails until the file ``fixed`` exists in $OUT."""
     started(self, order)
-    if not os.path.exists(os.path.join(os.environ["OUT"], "fixed")):
+    if not Path(os.environ["OUT"], "fixed").exists():
         raise ValueError("not fixed yet")
     return order
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     def __init__(self, one, two):
         super().__init__("cannot be rebuilt")
         self.lock = sys.stdout
 
 
-class Mute(Exception):
+class MuteError(Exception):
     def __str__(self):
         raise RuntimeError("no words")
 
@@ -113,13 +114,13 @@ class OwnBase(BaseException):
 @app.task(bind=True, base=Shop)
 def unpicklable(self, order):
     started(self, order)
-    raise Unpicklable(1, 2)
+    raise UnpicklableError(1, 2)
 
 
 @app.task(bind=True, base=Shop)
 def mute(self, order):
     started(self, order)
-    raise Mute
+    raise MuteError
 
 
 @app.task(bind=True, base=Shop)
