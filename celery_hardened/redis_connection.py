@@ -106,7 +106,7 @@ def _explicit(app: Celery, url: str) -> Connection:
     elif not url.startswith(("rediss://", "sentinel://")):
         tls = None
     try:
-        connection = Connection(url, ssl=tls, transport_options=options)  # type: ignore[no-untyped-call]
+        connection = Connection(url, ssl=tls, transport_options=options)
         known = _is_redis(connection)
     except (TypeError, ValueError, LookupError, ImportError) as problem:
         # The text of these errors may quote parts of the URL, a badly quoted password among them.
@@ -128,7 +128,7 @@ def _is_redis(connection: Connection) -> bool:
 
 
 def _transport(connection: Connection) -> Any:
-    return connection.get_transport_cls()  # type: ignore[no-untyped-call]
+    return connection.get_transport_cls()
 
 
 def _without_master(url: str) -> tuple[str, str | None]:
