@@ -31,6 +31,6 @@ def disconnect(app: Celery) -> None:
         if consumer is not None:
             consumer.stop()
             # A result that outlives its app would connect once more to unsubscribe.
-            consumer.subscribed_to.clear()
+            consumer._pubsub = None
             app.backend.client.close()
     app.close()
