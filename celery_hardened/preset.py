@@ -8,9 +8,11 @@ goes through every one with how to keep the old behaviour.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery
+from celery.app.annotations import resolve_all
 
 from celery_hardened.settings import Settings
 
@@ -18,10 +20,10 @@ from celery_hardened.settings import Settings
 APP_WIDE: dict[str, Any] = {
     "worker_prefetch_multiplier": 1,
     "enable_utc": True,
-    "accept_content": ["json"],
+    "accept_content": ("json",),
     "task_serializer": "json",
     "result_serializer": "json",
-    "result_expires": 86_400,
+    "result_expires": timedelta(days=1),
     "broker_connection_retry_on_startup": True,
     "broker_connection_timeout": 4,
     "task_publish_retry": True,
@@ -40,7 +42,7 @@ _REDIS_SCHEMES = ("redis://", "rediss://", "sentinel://", "redis+socket://")
 
 
 def lay_app_wide(app: Celery) -> dict[str, Any]:
-    """Put the app-wide preset under the user's settings; what was put there.
+    """Put the app-wide preset under the user's settings; what that changed.
 
     ``conf.maps[-1:-1]`` is just above Celery's own defaults. ``add_defaults()`` is not
     used: it lands above ``config_from_object`` and would silently beat the user.
@@ -54,7 +56,8 @@ def lay_app_wide(app: Celery) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name, value in wanted.items():
         if not conf.value_set_for(name):
-            laid[name] = value
+            if conf[name] != value:  # else it is Celery's own default
+                laid[name] = value
         elif isinstance(value, dict) and isinstance(conf[name], Mapping):
             # The user's dict wins key by key; it is replaced by the union in its own place.
             added = {key: item for key, item in value.items() if key not in conf[name]}
@@ -67,11 +70,13 @@ def lay_app_wide(app: Celery) -> dict[str, Any]:
     return laid
 
 
-def lay_task(cls: Any, *, conf: Any, settings: Settings) -> None:
+def lay_task(cls: Any, *, app: Celery, settings: Settings) -> None:
     """Give a hardened task class what neither it nor ``app.conf`` sets. Called before Celery's bind."""
+    conf = app.conf
+    to_come = annotated(cls, app)
 
     def unset(attribute: str, setting: str | None = None) -> bool:
-        if setting is not None and conf.value_set_for(setting):
+        if attribute in to_come or (setting is not None and conf.value_set_for(setting)):
             return False
         return not _set_by_user(cls, attribute)
 
@@ -92,6 +97,11 @@ def lay_task(cls: Any, *, conf: Any, settings: Settings) -> None:
     for attribute, (setting, value) in wanted.items():
         if unset(attribute, setting):
             setattr(cls, attribute, value)
+
+
+def annotated(cls: Any, app: Celery) -> frozenset[str]:
+    """The attributes that ``task_annotations`` gives a task class when it is bound."""
+    return frozenset(name for found in resolve_all(app.annotations, cls) for name in found)
 
 
 #: Modules whose classes are Celery's or ours: what they say is a default, not a user's word.

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task
-from celery.app.trace import task_has_custom
 from celery.utils.imports import symbol_by_name
+from celery.utils.objects import mro_lookup
 
 from celery_hardened.errors import NotHardenedError
 from celery_hardened.hardening import Hardening
@@ -18,7 +18,7 @@ from celery_hardened.marks import Marks
 from celery_hardened.pipeline.eager import apply_and_raise
 from celery_hardened.pipeline.execute import execute
 from celery_hardened.pipeline.retry import publish_retry, verdict_on_explicit
-from celery_hardened.preset import lay_task
+from celery_hardened.preset import annotated, lay_task
 
 if TYPE_CHECKING:
     from celery import Task as _Task
@@ -34,20 +34,23 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
+        if str(cls.name).startswith("celery."):  # the app's task class is a HardenedTask; Celery's own tasks stay
+            cls.is_hardened = False
+            return super().bind(app)
         hardening = Hardening.of(app)
         if hardening is None:
             # Celery is about to fill what is unset from app.conf; harden(app) may still come
             # and must be able to tell that from the user's own word.
-            filled = frozenset(name for name, _ in cls.from_config if getattr(cls, name, None) is None)
-            result = super().bind(app)
-            cls._filled_by_celery = filled
-            return result
-        for name in cls.__dict__.get("_filled_by_celery", ()):
-            if name in cls.__dict__:
-                delattr(cls, name)
-        cls._filled_by_celery = frozenset()
+            unset = {name for name, _ in cls.from_config if getattr(cls, name, None) is None}
+            before = cls.__dict__.get("_filled_by_celery", frozenset())
+            cls._filled_by_celery = (unset | before) - annotated(cls, app)
+            return super().bind(app)
+        for name, _ in cls.from_config:
+            owner = next((one for one in cls.__mro__ if name in one.__dict__), cls)
+            if name in owner.__dict__.get("_filled_by_celery", ()):
+                setattr(cls, name, None)
         if not hardening.settings.observe:
-            lay_task(cls, conf=app.conf, settings=hardening.settings)
+            lay_task(cls, app=app, settings=hardening.settings)
         return super().bind(app)
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
@@ -90,7 +93,7 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
         """
         request = self.request
         hardening = Hardening.of(self.app)
-        if request.called_directly or hardening is None or hardening.settings.observe:
+        if request.called_directly or hardening is None or not self.is_hardened or hardening.settings.observe:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if exc is not None and not isinstance(exc, BaseException):
             raise TypeError(
@@ -190,6 +193,9 @@ class _Leaf(_Task):  # type: ignore[misc]
     is_hardened: ClassVar[bool]
     _custom_call: ClassVar[bool]
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Not the user's: the leaf is no class of his, and his may ask for keywords or keep a list."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if "_orig_run" in self.__dict__ and self.is_hardened and not self.request.called_directly:
             # A worker has taken it off at its start; eager mode and a spawned child come here first.
@@ -212,6 +218,10 @@ class _Leaf(_Task):  # type: ignore[misc]
         return super().start_strategy(app, consumer, **options)
 
 
+#: How Celery itself asks whether a class overrides ``__call__``.
+_CELERY_OWN_CALL: dict[str, Any] = {"stop": {Task, object}, "monkey_patched": ["celery.app.task"]}
+
+
 def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
     """Give *task* (an instance) a leaf class of its own: hardened or contained. Twice changes nothing.
 
@@ -225,8 +235,8 @@ def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
     bases: tuple[type, ...] = (_Leaf, cls)
     if hardened and not isinstance(task, HardenedTask):
         bases = (_Leaf, _HardenedSeams, cls)
-    app_wide = symbol_by_name(app.task_cls)
-    if hardened and isinstance(app_wide, type) and not issubclass(cls, app_wide) and issubclass(app_wide, Task):
+    app_wide = app.__dict__.get("Task") or symbol_by_name(app.task_cls)
+    if isinstance(task, HardenedTask) and not issubclass(cls, app_wide):
         bases = (*bases, app_wide)  # what the app gives all its tasks, such as Django's delay_on_commit
     leaf = type(
         cls.__name__,
@@ -236,7 +246,7 @@ def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
             "__doc__": cls.__doc__,
             "__qualname__": cls.__qualname__,
             "is_hardened": hardened,
-            "_custom_call": task_has_custom(task, "__call__"),
+            "_custom_call": any(mro_lookup(base, "__call__", **_CELERY_OWN_CALL) for base in bases[1:]),
         },
     )
     task.__class__ = leaf
@@ -245,6 +255,7 @@ def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
 
 def without_celery_autoretry(task: Any) -> None:
     """Take Celery's autoretry wrapper off a hardened task, so that the pipeline sees every error first."""
-    original = task.__dict__.pop("_orig_run", None)
+    original = task.__dict__.get("_orig_run")
     if original is not None:
-        task.run = original
+        task.run = original  # before the next line: another thread may be looking
+        task.__dict__.pop("_orig_run", None)
