@@ -167,6 +167,7 @@ class _Attempt:
         if isinstance(verdict, RetryIn):
             if not observed(self.hardening, "retry %s in %.2f s after %r", self.task.name, verdict.delay, error):
                 self._retry(error, verdict.delay)
+            _mark(error, "")  # the parent is not to say that it would write a letter
             raise error
         self._bury(error, verdict.reason)
 
@@ -198,6 +199,7 @@ class _Attempt:
     def _bury(self, error: BaseException, reason: Reason, *, deaths: int | None = None) -> NoReturn:
         """Write the letter, park what belongs to a chord, and let the failure take its course."""
         if observed(self.hardening, "write a dead letter of %s: %s (%r)", self.task.name, reason, error):
+            _mark(error, "")  # nor is the parent to say it again
             raise error
         group = chord_group(self.request)
         parked = bool(group) and not self.request.is_eager and self._may_park()
