@@ -17,6 +17,7 @@ from celery_hardened.settings import Settings
 from tests.support.broker import Broker
 from tests.support.client import client_side, disconnect
 from tests.support.rabbitmq import RabbitMQ
+from tests.support.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)]
 
@@ -66,14 +67,15 @@ def test_a_new_queue_dead_letters(channel: Any, broker: Broker) -> None:
     assert dead.headers["x-death"][0]["queue"] == broker.queue
 
 
-def test_an_existing_queue_is_bound_and_left(channel: Any, broker: Broker) -> None:
-    """A queue that is there keeps its arguments; exchange and binding are made as they would be without us."""
+def test_an_existing_queue_is_bound_and_left(channel: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is there is not declared; exchange and binding are made as they would be without us."""
+    monkeypatch.setattr(LookFirst, "_declare_quorum", lambda *_: pytest.fail("it was declared"))
     channel.queue_declare(broker.queue, durable=True, auto_delete=False, arguments={"x-max-length": 7})
     declare(channel, Queue(broker.queue, Exchange("shop"), "orders", queue_arguments={"x-message-ttl": 5000}))
-    channel.basic_publish(channel.prepare_message("x"), exchange="shop", routing_key="orders")
+    channel.connection.client.Producer(channel).publish("x", exchange="shop", routing_key="orders")
 
+    until(lambda: look(channel, broker.queue).message_count == 1, what="the message to arrive")
     assert kind(broker, broker.queue) == "classic"
-    assert look(channel, broker.queue).message_count == 1
     assert look(channel, f"{broker.queue}.dlq") is None
     assert made_by_us(channel, [broker.queue]) == set()
 

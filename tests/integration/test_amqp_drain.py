@@ -19,6 +19,7 @@ from tests.support.notes import notes
 from tests.support.rabbitmq import BINARIES, RabbitMQ
 from tests.support.redis_server import RedisServer
 from tests.support.until import until
+from tests.support.worker import POOLS
 
 pytestmark = [pytest.mark.integration, pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)]
 
@@ -41,9 +42,18 @@ def waiting(broker: Broker, suffix: str = "") -> int:
         return count
 
 
-def test_rejected(start_worker: StartWorker, load_project: LoadProject, broker: Broker) -> None:
+#: The drain's clock, faster.
+HURRIED = """
+import celery_hardened.dead_letter.drain as drain
+drain._LOOK_EVERY = 0.5
+drain._HOLD_MAX = 2.0
+"""
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_rejected(start_worker: StartWorker, load_project: LoadProject, broker: Broker, pool: str) -> None:
     """A message its consumer rejects for good is a letter with its body, its ids and its way into the queue."""
-    start_worker(SOURCE)
+    start_worker(SOURCE, pool=pool)
     proj = load_project(SOURCE)
     result = proj.refuse.delay()
 
@@ -147,6 +157,28 @@ def test_the_printed_command(start_worker: StartWorker, load_project: LoadProjec
     assert the_letter(proj).letter.reason == "rejected"
 
 
+def test_a_queue_added_later(start_worker: StartWorker, load_project: LoadProject, broker: Broker) -> None:
+    """A queue the worker is told to consume while it runs is drained too; one whose dead letter
+    queue is deleted and made anew is drained again, and the worker's connection is not lost over it."""
+    worker = start_worker(SOURCE + HURRIED)
+    proj = load_project(SOURCE)
+    later = f"{broker.queue}-later"
+    proj.app.control.add_consumer(later, reply=True, timeout=10)
+    proj.refuse.apply_async(queue=later)
+    assert the_letter(proj).letter.queue == later
+
+    with Connection(broker.url) as connection, connection.channel() as channel:
+        channel.queue_delete(f"{later}.dlq")
+        worker.wait_for_log("ended the consumer")
+        channel.queue_declare(f"{later}.dlq", durable=True, auto_delete=False)
+        channel.queue_bind(f"{later}.dlq", f"hardened.dlx.{later}")
+    until(lambda: worker.log().count(f"draining {later}.dlq") == 2, what="it to be drained again")
+    proj.refuse.apply_async(queue=later)
+
+    until(lambda: len(letters(proj)) == 2, what="the second letter")
+    assert "Connection to broker lost" not in worker.log()
+
+
 # --- the delivery limit ---------------------------------------------------------------------------
 
 
@@ -206,7 +238,10 @@ def test_limit_and_the_queue_is_gone(start_worker: StartWorker, load_project: Lo
 
 
 @pytest.mark.chaos
-def test_store_down(start_worker: StartWorker, load_project: LoadProject, broker: Broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_store_down(
+    start_worker: StartWorker, load_project: LoadProject, broker: Broker, tmp_path: Path, pool: str
+) -> None:
     """While the store is down messages wait in the broker, without a hot loop and across a worker's death;
     when it is back each is a letter, none is lost, none is double."""
     records = RedisServer(tmp_path / "records", persist=True)
@@ -214,13 +249,13 @@ def test_store_down(start_worker: StartWorker, load_project: LoadProject, broker
     try:
         env = {"RECORDS_URL": records.database()}
         proj = load_project(SOURCE, env)
-        worker = start_worker(SOURCE, env=env)
+        worker = start_worker(SOURCE, env=env, pool=pool)
         records.kill()
         ids = {proj.refuse.delay().id for _ in range(25)}
         worker.wait_for_log("wait there", within=60)
         assert proj.add.delay(2, 3).get(timeout=30) == 5
         worker.kill_group()
-        second = start_worker(SOURCE, env=env)
+        second = start_worker(SOURCE, env=env, pool=pool)
         second.wait_for_log("wait there", within=60)
 
         records.start()
@@ -229,5 +264,29 @@ def test_store_down(start_worker: StartWorker, load_project: LoadProject, broker
         assert {stored.letter.task_id for stored in letters(proj)} == ids
         until(lambda: waiting(broker, ".dlq") == 0, what="the dead letter queue to be empty")
         assert second.log().count("wait there") < 15
+    finally:
+        records.stop()
+
+
+@pytest.mark.chaos
+def test_store_down_for_long(
+    start_worker: StartWorker, load_project: LoadProject, broker: Broker, tmp_path: Path
+) -> None:
+    """Messages are not held unacked until RabbitMQ closes the channel over it: after a while they are
+    given back and fetched anew, which their dead letter queue suffers without limit."""
+    records = RedisServer(tmp_path / "records", persist=True)
+    records.start()
+    try:
+        env = {"RECORDS_URL": records.database()}
+        proj = load_project(SOURCE, env)
+        worker = start_worker(SOURCE + HURRIED, env=env)
+        records.kill()
+        proj.refuse.delay()
+        until(lambda: worker.log().count("draining") >= 3, within=120, what="the message to be fetched anew twice")
+
+        records.start()
+
+        assert the_letter(proj).letter.reason == "rejected"
+        assert "Connection to broker lost" not in worker.log()
     finally:
         records.stop()

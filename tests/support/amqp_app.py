@@ -57,9 +57,9 @@ def hot_potato(self):
     return "eaten"
 
 @app.task(bind=True, acks_late=True)
-def third_time(self):
+def once_more(self, wait):
     note("runs", self.request.retries)
-    if self.request.retries < 2:
-        raise self.retry(countdown=2)
-    return self.request.retries
+    if self.request.retries == 0:
+        raise self.retry(countdown=wait)
+    return self.request.delivery_info["routing_key"]
 """
