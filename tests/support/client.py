@@ -12,12 +12,12 @@ from celery import Celery, _state
 @contextlib.contextmanager
 def client_side() -> Iterator[None]:
     """Apps made inside are not the current one outside, and shared tasks declared inside are forgotten."""
-    current = _state._tls.current_app
+    default, current = _state.default_app, _state._tls.current_app
     finalizers = set(_state._on_app_finalizers)
     try:
         yield
     finally:
-        _state._set_current_app(current)
+        _state.default_app, _state._tls.current_app = default, current
         _state._on_app_finalizers.clear()
         _state._on_app_finalizers.update(finalizers)
         kombu.pools.reset()

@@ -1,0 +1,132 @@
+"""What users write, for type checkers to read. It is checked, and never run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+
+from celery_hardened import (
+    ConfigurationError,
+    DeadLetter,
+    DeadLetterNotFoundError,
+    DeadLetterStore,
+    HardenedError,
+    HardenedTask,
+    Hardening,
+    JsonFormatter,
+    Query,
+    StoredLetter,
+    StoreUnavailableError,
+    harden,
+)
+from celery_hardened.embedded import EmbeddedValkey
+
+if TYPE_CHECKING:
+    from typing_extensions import assert_type
+
+
+class Shop(Celery):  # type: ignore[misc]
+    """An app class of the user's own."""
+
+
+class GatewayDownError(Exception):
+    """Something that passes."""
+
+
+# --- harden(app) gives back what it was given ---------------------------------------------------
+
+app = Celery("shop", broker="redis://localhost/0")
+harden(app)
+assert_type(harden(Shop("shop")), Shop)
+harden(app, tasks="all")
+harden(app, tasks="some")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# --- policy is set by subclassing -----------------------------------------------------------------
+
+
+class BillingTask(HardenedTask):
+    """Every option at once."""
+
+    abstract = True
+    autoretry_for = (GatewayDownError, OSError)
+    dont_autoretry_for = (PermissionError,)
+    max_retries = 8
+    retry_for = timedelta(hours=2)
+    retry_backoff = 2
+    retry_backoff_max = 300
+    log_args = ("invoice_id",)
+    park_chords = False
+    dead_letter_max_age = 86_400.0
+
+    def classify(self, error: BaseException) -> str | bool | None:
+        return "transient" if "busy" in str(error) else None
+
+
+class BoundedTask(HardenedTask):
+    """Seconds are as good as a timedelta, and a class may say "for ever"."""
+
+    max_retries = None
+    retry_for = 60.0
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+def look(store: DeadLetterStore) -> Iterator[str]:
+    page = store.find(Query(task="shop.charge", reason="exhausted", state="dead"), limit=10)
+    for stored in page.letters:
+        assert_type(stored, StoredLetter)
+        assert_type(stored.letter, DeadLetter)
+        assert_type(stored.letter.body, bytes)
+        yield stored.letter.id
+    Query(reason="tired")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def act(letter_id: str) -> int:
+    hardening = Hardening.of(app)
+    if hardening is None:
+        raise SystemExit("not hardened")
+    assert_type(hardening, Hardening)
+    assert_type(hardening.dead_letters, DeadLetterStore)
+    try:
+        hardening.dead_letters.get(letter_id)
+    except DeadLetterNotFoundError:
+        return 0
+    except StoreUnavailableError as error:
+        assert_type(str(error), str)
+    hardening.redrive(Query(ids=(letter_id,)), by="me", why="fixed", dry_run=True)
+    return hardening.discard([letter_id], by="me", why="obsolete")
+
+
+class Nowhere:
+    """A store of the user's own is one by its methods, not by its base class; this has too few."""
+
+    def put(self, letter: DeadLetter) -> bool:
+        return bool(letter.id)
+
+
+def own_store() -> DeadLetterStore:
+    return Nowhere()  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def errors(error: HardenedError) -> ConfigurationError | None:
+    return error if isinstance(error, ConfigurationError) else None
+
+
+def logs() -> None:
+    handler = logging.StreamHandler[Any]()
+    handler.setFormatter(JsonFormatter())
+
+
+def server() -> str:
+    with EmbeddedValkey(persist=True) as valkey:
+        assert_type(valkey, EmbeddedValkey)
+        return valkey.url
