@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import celery
@@ -14,6 +14,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_hardened.errors import ConfigurationError
 from celery_hardened.hardening import Hardening, Level
+from celery_hardened.pipeline.letters import recorded_deaths
 from celery_hardened.pipeline.publish import stamp_publishes
 from celery_hardened.pipeline.retry import policy_of
 from celery_hardened.preset import lay_app_wide
@@ -66,7 +67,19 @@ def harden(app: AppT, *, tasks: Level = "hardened") -> AppT:
     stamp_publishes(app)
     _adopt_tasks(hardening)
     _adopt_worker(hardening)
+    _survive_pickling(hardening)
     return app
+
+
+def _survive_pickling(hardening: Hardening) -> None:
+    """A spawned pool process gets the app by pickle, and must not get it without its hardening."""
+    app, level = hardening.app, hardening.tasks
+    app.__reduce__ = lambda: (_unpickle, (type(app).__reduce__(app), level))
+
+
+def _unpickle(reduced: tuple[Callable[..., Celery], tuple[Any, ...]], level: Level) -> Celery:
+    rebuild, args = reduced
+    return harden(rebuild(*args), tasks=level)
 
 
 def _check_versions() -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from celery import Celery
-from celery.utils.imports import symbol_by_name
 
 from celery_hardened.logs import log_args
 from celery_hardened.marks import HEADER, Marks
@@ -22,13 +21,14 @@ HIDDEN = "..."
 
 
 def stamp_publishes(app: Celery) -> None:
-    """Put the stamping sender into *app*, composed with the app's own ``amqp`` class."""
-    built = app.__dict__.get("amqp")
-    if built is None:
-        app.amqp_cls = _stamping(symbol_by_name(app.amqp_cls))
-    else:
-        built.__class__ = _stamping(type(built))
-        built.__dict__.pop("send_task_message", None)  # built already: let it be built again
+    """Put the stamping sender into *app*, composed with the app's own ``amqp`` class.
+
+    ``app.amqp`` is made for it if need be, which reads no configuration; ``app.amqp_cls`` stays
+    what it was, because the app is pickled with it for a spawned pool process.
+    """
+    amqp: Any = app.amqp
+    amqp.__class__ = _stamping(type(amqp))
+    amqp.__dict__.pop("send_task_message", None)  # built already? let it be built again
 
 
 def _stamping(base: Any) -> Any:
