@@ -16,7 +16,7 @@ from celery_hardened import DeadLetter, Hardening, harden
 from celery_hardened.dead_letter.parking import _GROUP_KEYS
 from celery_hardened.hardening import Hardening as State
 from celery_hardened.marks import HEADER, Marks
-from celery_hardened.poison.store import Start
+from celery_hardened.poison.contract import Start
 from tests.support.pages import codes, table, text_of
 
 PAGE = "reference/redis-keys.md"

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from celery import Celery
 
-from celery_hardened import ConfigurationError, Hardening, harden, settings
+from celery_hardened import ConfigurationError, HardenedTask, Hardening, harden, settings
 from celery_hardened.settings import _LEAST, _MAY_BE_NONE, _ONE_OF, Settings
 from tests.support.pages import generated, text_of
 
@@ -82,9 +82,7 @@ def test_django_names_are_what_the_page_says() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.config_from_object({"CELERY_HARDENED_MAX_RETRIES": 4}, namespace="CELERY")
     harden(app)
-    hardening = Hardening.of(app)
-    assert hardening is not None
-    assert hardening.settings.max_retries == 4
+    assert Hardening.expect(app).settings.max_retries == 4
 
 
 def test_durations_may_be_timedeltas() -> None:
@@ -106,12 +104,15 @@ def test_none_is_refused_where_the_page_does_not_offer_it(name: str) -> None:
 
 
 def test_settings_are_read_once() -> None:
-    """The page says when: at the first reading of the configuration, or in ``harden(app)`` after it."""
+    """The page says when: the definition of a hardened task is the first need of them."""
     assert "What is set after that is ignored" in text_of(PAGE)
-    early, late = (Celery("shop", broker="memory://", set_as_current=False) for _ in range(2))
-    assert late.conf.timezone is None  # a reading
-    for app in early, late:
-        harden(app)
-        app.conf.hardened_max_retries = 5
-    read = [hardening.settings.max_retries for app in (early, late) if (hardening := Hardening.of(app))]
-    assert read == [5, 10]
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    harden(app)
+    app.conf.hardened_max_retries = 5
+
+    @app.task(base=HardenedTask)  # type: ignore[misc]
+    def charge() -> None: ...
+
+    assert charge.max_retries == 5
+    app.conf.hardened_max_retries = 6
+    assert Hardening.expect(app).settings.max_retries == 5
