@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
+from typing import Any
 
 import pytest
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_hardened.dead_letter import store as store_module
 from celery_hardened.dead_letter.contract import DeadLetterStore, Query, StoredLetter
 from celery_hardened.dead_letter.store import RedisDeadLetterStore, base_key
 from celery_hardened.errors import EnvelopeError, StoreUnavailableError
@@ -19,7 +21,7 @@ from tests.stores.letters import ROOMY, letter, redriven
 from tests.support.ports import free_port
 from tests.support.until import until
 
-#: Every kind of key there is, as `records.lua` and docs/reference/redis-keys.md list them.
+#: Every kind of key there is, as `records.lua` lists them.
 FAMILIES = re.compile(
     r"(envelopes|records|expiry|totals|open|closed"
     r"|(open|closed):(task|queue|reason|fingerprint|error_type|state):.*"
@@ -115,6 +117,72 @@ def test_a_server_that_forgot_the_scripts_is_told_again(client: Redis) -> None:
     client.script_flush()
     assert store.put_many([StoredLetter(letter=letter(), state="dead", stored_at=1.0)]) == 1
     assert store.count(Query()) == 3
+
+
+class AnswersGetLost(Redis):
+    """The server takes every script, and its answer never arrives; so it is sent again."""
+
+    def evalsha(self, *args: Any) -> Any:
+        super().evalsha(*args)
+        return super().evalsha(*args)
+
+
+def test_a_step_that_is_repeated_answers_the_same(each_redis_url: str) -> None:
+    """
+    redis-py repeats a command when the connection breaks. Nothing may happen twice,
+    and who closed a letter must learn that it was they: a chord may depend on it.
+    """
+    with AnswersGetLost.from_url(each_redis_url) as client:
+        client.script_load("return 1")
+        store = RedisDeadLetterStore(client, prefix="p", retention=ROOMY)
+        one, two, three = letter(), letter(), letter()
+        for each in (one, two, three):
+            store.put(each)
+        assert store.stats().by_state == {"dead": 3}
+
+        assert store.discard(one.id, by="ann", why="")
+        assert store.resolve(two.id, by="w", why="")
+        assert [each.letter for each in store.begin_redrive([three.id], token="a", by="", why="", lease=60)] == [three]
+        assert store.finish_redrive([three.id], token="a") == 1
+        assert store.accept_start(three.id, token="a")
+        assert [len(store.get(each.id).audit) for each in (one, two, three)] == [1, 1, 1]
+        store.put(redriven(three))
+        assert [entry.action for entry in store.get(three.id).audit] == ["redrive", "died again"]
+
+
+def test_a_walk_in_many_small_steps_finds_the_same(client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is held up for a few thousand entries at most; who asks does not notice."""
+    store = RedisDeadLetterStore(client, prefix="p", retention=ROOMY)
+    for number in range(100):
+        store.put(letter(queue="slow" if number % 10 == 0 else "billing", parked=number % 4 == 0, group_id="g"))
+    queries = (Query(), Query(queue="slow", task="shop.charge"), Query(state="parked", queue="billing"))
+
+    def answers() -> list[object]:
+        found: list[object] = [store.parked_groups()]
+        for query in queries:
+            found += [store.find(query, limit=60), store.find(query, limit=5), store.count(query), [*store.ids(query)]]
+        return found
+
+    at_once = answers()
+    monkeypatch.setattr(store_module, "_BATCH", 4)
+    monkeypatch.setattr(store_module, "_BUDGET", 7)
+    assert answers() == at_once
+
+
+def test_a_sweep_applies_a_bound_that_was_lowered(client: Redis) -> None:
+    """Letters of a task that is not written any more go too, the oldest first."""
+    roomy = RedisDeadLetterStore(client, prefix="p", retention=ROOMY)
+    ids = [letter().id for _ in range(6)]
+    for one in ids:
+        roomy.put(letter(one))
+    roomy.put(other := letter(task="shop.ship"))
+
+    tight = RedisDeadLetterStore(client, prefix="p", retention=replace(ROOMY, max_count_per_task=2))
+    assert tight.sweep(limit=3) == 3
+    assert tight.sweep() == 1
+
+    assert [*tight.ids(Query())] == [*ids[4:], other.id]
+    assert tight.stats().dropped == {"count": 4}
 
 
 def test_scripts_use_no_command_newer_than_redis_6_2() -> None:
