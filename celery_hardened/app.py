@@ -14,7 +14,6 @@ from celery.utils.imports import symbol_by_name
 
 from celery_hardened.errors import ConfigurationError
 from celery_hardened.hardening import Hardening, Level
-from celery_hardened.pipeline.letters import recorded_deaths
 from celery_hardened.pipeline.publish import stamp_publishes
 from celery_hardened.pipeline.retry import policy_of
 from celery_hardened.preset import lay_app_wide
@@ -64,7 +63,7 @@ def harden(app: AppT, *, tasks: Level = "hardened") -> AppT:
     _refuse_late_all(app, tasks)
     hardening.attach()
     _lay_preset(hardening)
-    stamp_publishes(app)
+    stamp_publishes(app, settle=lambda: hardening.settings)
     _adopt_tasks(hardening)
     _adopt_worker(hardening)
     _survive_pickling(hardening)
@@ -74,7 +73,8 @@ def harden(app: AppT, *, tasks: Level = "hardened") -> AppT:
 def _survive_pickling(hardening: Hardening) -> None:
     """A spawned pool process gets the app by pickle, and must not get it without its hardening."""
     app, level = hardening.app, hardening.tasks
-    app.__reduce__ = lambda: (_unpickle, (type(app).__reduce__(app), level))
+    reduce: Any = type(app).__reduce__
+    app.__reduce__ = lambda: (_unpickle, (reduce(app), level))
 
 
 def _unpickle(reduced: tuple[Callable[..., Celery], tuple[Any, ...]], level: Level) -> Celery:

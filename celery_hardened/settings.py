@@ -9,7 +9,7 @@ a sentence that says what to change.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
@@ -133,7 +133,7 @@ class Settings:
             value = getattr(self, name)
             if value is None and name in _MAY_BE_NONE:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:  # NaN too
                 raise ConfigurationError(f"hardened_{name} is {value!r}; it must be a number of at least {least}.")
         for name, allowed in _ONE_OF.items():
             if getattr(self, name) not in allowed:
@@ -226,16 +226,30 @@ def _seconds(value: Any) -> Any:
     return total() if callable(total) else value
 
 
-def _refuse_unknown(keys: Iterable[str]) -> None:
-    # Iterating app.conf yields raw keys: under a namespace that is
-    # CELERY_HARDENED_..., although conf["hardened_..."] answers too.
+def _refuse_unknown(conf: Mapping[str, Any]) -> None:
+    """Refuse a name that is nearly ours, and one of ours where it would never be read.
+
+    Iterating ``app.conf`` yields raw keys: under a namespace all of Django's settings, of
+    which only those that begin with the namespace are Celery's business.
+    """
     known = [f"hardened_{f.name}" for f in fields(cast(Any, Settings))]
+    keys = tuple(conf)  # reads the configuration, before which there is no namespace
+    namespace = getattr(conf, "prefix", None) or ""
     for raw in keys:
-        _, found, rest = raw.lower().partition("hardened_")
-        name = found + rest
-        if found and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(
-                f"unknown setting {raw!r}.{hint} All settings are listed in docs/reference/settings.md."
-            )
+        lower = raw.lower()
+        name = lower.removeprefix(namespace.lower() or "celery_")
+        if not name.startswith("hardened_"):
+            continue
+        full = namespace + (name.upper() if namespace.isupper() else name)
+        if raw in (full, name) and name in known:
+            continue
+        # Under a namespace a bare HARDENED_X may be the project's own; ours if nothing else says x.
+        if namespace and lower == name and raw != name and (name not in known or full in conf):
+            continue
+        if name in known:
+            raise ConfigurationError(f"setting {raw!r} is never read; write {full!r}.")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(
+            f"unknown setting {raw!r}.{hint} All settings are listed in docs/reference/settings.md."
+        )
