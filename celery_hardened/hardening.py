@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 from celery import Celery
 
-from celery_hardened.dead_letter.contract import DeadLetterStore, Query, Retention
+from celery_hardened.dead_letter.contract import DeadLetterStore, Query, Retention, StoredLetter
+from celery_hardened.dead_letter.letter import DeadLetter
 from celery_hardened.dead_letter.memory import InMemoryDeadLetterStore
 from celery_hardened.errors import ConfigurationError
-from celery_hardened.poison.store import DeathStore, InMemoryDeathStore, RedisDeathStore
-from celery_hardened.redis_connection import answered, connect, key_prefix
+from celery_hardened.marks import Marks
+from celery_hardened.poison.contract import DeathStore, work_id
+from celery_hardened.poison.memory import InMemoryDeathStore
 from celery_hardened.settings import Settings
 from celery_hardened.switches import Switches
 
@@ -43,6 +45,7 @@ class Hardening:
         """Celery settings we laid in, for the log line."""
         self.cut_short: list[Any] = []
         """Requests whose run a cold shutdown ended; their messages go back."""
+        self._queues_adopted = False
 
     @staticmethod
     def of(app: Celery) -> Hardening | None:
@@ -64,16 +67,39 @@ class Hardening:
 
     @cached_property
     def settings(self) -> Settings:
-        """Read once. Raises ``ConfigurationError``."""
-        return Settings.from_conf(self.app.conf)
+        """Read once, when they are first needed. Raises ``ConfigurationError``."""
+        settings = Settings.from_conf(self.app.conf)
+        if settings.amqp_queues is not None and not settings.observe:
+            self._use_quorum_queues(settings)
+        return settings
+
+    def _use_quorum_queues(self, settings: Settings) -> None:
+        """For producers and workers alike: whoever comes first declares the queue."""
+        if self._queues_adopted:
+            return
+        self._queues_adopted = True
+        from celery_hardened.dead_letter.amqp_install import use_quorum_queues
+        from celery_hardened.dead_letter.drain import DrainInto, drain_step
+
+        use_quorum_queues(self.app, settings)
+        into = DrainInto(
+            store=lambda: self.dead_letters, recorded_deaths=self.recorded_deaths, version=lambda: self.version
+        )
+        self.app.steps["consumer"].add(drain_step(into))
 
     @cached_property
     def redis(self) -> Any:
         """The client for our own records; connects on first use, survives forks."""
+        # Imported here, like all that needs redis: it takes longer than the rest of us together,
+        # and every celery command of an environment imports this package.
+        from celery_hardened.redis_connection import connect
+
         return connect(self.app, self.settings)
 
     @cached_property
     def prefix(self) -> str:
+        from celery_hardened.redis_connection import key_prefix
+
         return key_prefix(self.app, self.settings)
 
     @cached_property
@@ -97,7 +123,18 @@ class Hardening:
     def deaths(self) -> DeathStore:
         if self.settings.dead_letter_store == "memory" and self.settings.redis_url is None:
             return InMemoryDeathStore()
+        from celery_hardened.poison.store import RedisDeathStore
+
         return RedisDeathStore(self.redis, prefix=self.prefix, memory=self.settings.death_memory)
+
+    def recorded_deaths(self, letter: DeadLetter) -> int:
+        """Deaths on record of the work that *letter* is about. Raises ``StoreUnavailableError``.
+
+        A broker's delivery limit counts graceful returns too; this tells whether anything died.
+        """
+        key = Marks.read(letter.headers).key
+        work = work_id(task=letter.task or "", root_id=letter.root_id, key=key, body=letter.body)
+        return max(letter.deaths, self.deaths.peek(work).deaths)
 
     @cached_property
     def switches(self) -> Switches:
@@ -110,6 +147,8 @@ class Hardening:
                     stored[name.encode()] = value.encode()
 
             return Switches(read=lambda: dict(stored), write=write, ttl=self.settings.switch_ttl)
+
+        from celery_hardened.redis_connection import answered
 
         key = f"{self.prefix}:switches"
 
@@ -166,11 +205,11 @@ class Hardening:
         from celery_hardened.dead_letter.parking import fail_parked
         from celery_hardened.dead_letter.redrive import discard_letters
 
-        closed = discard_letters(self.dead_letters, letter_ids, by=by, why=why)
-        for stored in closed:
+        def fail_its_chord(stored: StoredLetter) -> None:
             if stored.letter.parked:
                 fail_parked(self.app, stored.letter)
-        return len(closed)
+
+        return len(discard_letters(self.dead_letters, letter_ids, by=by, why=why, closing=fail_its_chord))
 
 
 def _load_store(name: str, app: Celery) -> DeadLetterStore:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from celery import Celery, states
 from celery.app.task import Context
-from celery.backends.redis import RedisBackend
 
 from celery_hardened.dead_letter.letter import DeadLetter
 from celery_hardened.errors import DeadLetterError
@@ -47,7 +47,13 @@ def chord_group(request: Any) -> str | None:
 
 def can_park(task: Any) -> bool:
     """Does the result backend keep chords the way parking needs? (Joins natively, on Redis.)"""
-    return isinstance(task.backend, RedisBackend)
+    return _keeps_chords(task.backend)
+
+
+def _keeps_chords(backend: Any) -> bool:
+    # Not imported for a look at it: the backend of an app that uses it has done so already.
+    module = sys.modules.get("celery.backends.redis")
+    return module is not None and isinstance(backend, module.RedisBackend)
 
 
 def detach(request: Any) -> None:
@@ -60,7 +66,7 @@ def detach(request: Any) -> None:
 def keep_groups_alive(app: Celery, group_ids: Iterable[str], *, seconds: float) -> int:
     """Let the chords of these groups live at least *seconds* longer; how many keys were extended."""
     backend: Any = app.backend
-    if not isinstance(backend, RedisBackend):
+    if not _keeps_chords(backend):
         return 0
     wanted = round(seconds * 1000)
     keys = [backend.get_key_for_group(group, suffix) for group in set(group_ids) for suffix in _GROUP_KEYS]
@@ -80,7 +86,7 @@ def keep_groups_alive(app: Celery, group_ids: Iterable[str], *, seconds: float) 
 def group_gone(app: Celery, letter: DeadLetter) -> str | None:
     """Why a redrive of a parked letter would be for nothing, or ``None`` if its chord still waits."""
     backend: Any = app.backend
-    if not letter.parked or not letter.group_id or not isinstance(backend, RedisBackend):
+    if not letter.parked or not letter.group_id or not _keeps_chords(backend):
         return None
     if backend.client.exists(backend.get_key_for_group(letter.group_id, ".s")):
         return None

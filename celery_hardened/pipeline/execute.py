@@ -40,8 +40,8 @@ from celery_hardened.marks import Marks, deaths_in, is_redriven
 from celery_hardened.pipeline import eager
 from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, write_patiently
 from celery_hardened.pipeline.retry import publish_retry, verdict_on
+from celery_hardened.poison.contract import Start, work_id
 from celery_hardened.poison.policy import is_suspect, judge
-from celery_hardened.poison.store import Start, work_id
 from celery_hardened.retry.policy import RetryIn
 from celery_hardened.wire import Wire, unpack
 

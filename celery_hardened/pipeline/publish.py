@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from celery import Celery
@@ -20,19 +21,28 @@ from celery_hardened.marks import HEADER, Marks
 HIDDEN = "..."
 
 
-def stamp_publishes(app: Celery) -> None:
+def stamp_publishes(app: Celery, *, settle: Callable[[], object]) -> None:
     """Put the stamping sender into *app*, composed with the app's own ``amqp`` class.
+
+    *settle* is called before the first publish: it reads our settings, which may change how
+    queues are declared.
 
     ``app.amqp`` is made for it if need be, which reads no configuration; ``app.amqp_cls`` stays
     what it was, because the app is pickled with it for a spawned pool process.
     """
     amqp: Any = app.amqp
-    amqp.__class__ = _stamping(type(amqp))
+    amqp.__class__ = _stamping(type(amqp), settle)
     amqp.__dict__.pop("send_task_message", None)  # built already? let it be built again
 
 
-def _stamping(base: Any) -> Any:
+def _stamping(base: Any, settle: Callable[[], object]) -> Any:
     class AMQP(base):  # type: ignore[misc]
+        @cached_property
+        def send_task_message(self) -> Callable[..., Any]:
+            settle()
+            sender: Callable[..., Any] = self._create_task_sender()  # of the class as it is now
+            return sender
+
         def _create_task_sender(self) -> Callable[..., Any]:
             sender = super()._create_task_sender()
 

@@ -33,9 +33,9 @@ from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in
 from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, write
 from celery_hardened.pipeline.retry import policy_of, publish_from_parent
+from celery_hardened.poison.contract import Start, work_id
 from celery_hardened.poison.policy import is_suspect, judge
 from celery_hardened.poison.rebirth import publish_again
-from celery_hardened.poison.store import Start, work_id
 from celery_hardened.wire import Wire, pack, unpack
 
 if TYPE_CHECKING:

@@ -2,61 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from redis import Redis
 
+from celery_hardened.poison.contract import Start
 from celery_hardened.poison.policy import Record
 from celery_hardened.redis_script import Script
-
-
-def work_id(*, task: str, root_id: str | None, key: str | None, body: bytes | str) -> str:
-    """Name the logical work, which may outlive a task id.
-
-    The idempotency key if there is one; else task, root id and body: a task that
-    publishes itself again under a fresh id is still the same killer.
-    """
-    raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    parts = (key,) if key else (task, root_id or "")
-    digest = hashlib.sha256("\0".join(parts).encode())
-    if not key:
-        digest.update(raw)
-    return digest.hexdigest()[:32]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One delivery's start, as both the parent and the pool process know it."""
-
-    work: str
-    task_id: str
-    token: str
-    """New for each delivery: task ids and delivery tags repeat."""
-
-    carried: int = 0
-    """Deaths the message itself carries."""
-
-
-class DeathStore(Protocol):
-    """Remembers starts and deaths of suspect messages. Raises ``StoreUnavailableError``."""
-
-    def peek(self, work: str) -> Record:
-        """What is known, without changing it."""
-
-    def open_start(self, start: Start, *, redelivered: bool, alone: bool) -> Record:
-        """Write a start down; the record as it was before."""
-
-    def close_start(self, start: Start, *, finished: bool) -> None:
-        """A recorded start ended. *finished*: for good, so the work is forgotten."""
-
-    def record_death(self, start: Start) -> Record:
-        """The parent saw it die; the record with this death in it."""
-
-    def record_return(self, start: Start) -> None:
-        """Its message is given back on purpose, whether it had been started or not."""
 
 
 class RedisDeathStore:
@@ -105,72 +57,3 @@ class RedisDeathStore:
 def _record(answer: Any) -> Record:
     certain, presumed, unclosed, alone = answer
     return Record(certain=int(certain), presumed=int(presumed), unclosed=int(unclosed), alone=bool(alone))
-
-
-@dataclass(slots=True)
-class _Work:
-    open: set[str] = field(default_factory=set)
-    died: set[str] = field(default_factory=set)
-    carried: int = 0
-    presumed: int = 0
-    alone: str | None = None
-
-    def record(self, apart_from: str = "") -> Record:
-        return Record(
-            certain=self.carried + len(self.died),
-            presumed=self.presumed,
-            unclosed=len(self.open - {apart_from}),
-            alone=self.alone is not None and self.alone != apart_from,
-        )
-
-    def close(self, token: str) -> None:
-        self.open.discard(token)
-        if self.alone == token:
-            self.alone = None
-
-
-class InMemoryDeathStore:
-    """The same for one process: eager mode and tests. A killed process takes it along."""
-
-    def __init__(self) -> None:
-        self._works: dict[str, _Work] = {}
-        self._returned: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
-
-    def peek(self, work: str) -> Record:
-        with self._lock:
-            return self._works[work].record() if work in self._works else Record()
-
-    def open_start(self, start: Start, *, redelivered: bool, alone: bool) -> Record:
-        with self._lock:
-            explained = (start.work, start.task_id) in self._returned
-            self._returned.discard((start.work, start.task_id))
-            if start.work not in self._works:
-                presumed = int(redelivered and not explained and not start.carried)
-                self._works[start.work] = _Work(carried=start.carried, presumed=presumed)
-            work = self._works[start.work]
-            before = work.record(start.token)
-            work.open.add(start.token)
-            if alone:
-                work.alone = start.token
-            return before
-
-    def close_start(self, start: Start, *, finished: bool) -> None:
-        with self._lock:
-            if finished:
-                self._works.pop(start.work, None)
-            elif start.work in self._works:
-                self._works[start.work].close(start.token)
-
-    def record_death(self, start: Start) -> Record:
-        with self._lock:
-            work = self._works.setdefault(start.work, _Work(carried=start.carried))
-            work.open.discard(start.token)
-            work.died.add(start.token)
-            return work.record()
-
-    def record_return(self, start: Start) -> None:
-        with self._lock:
-            if start.work in self._works:
-                self._works[start.work].close(start.token)
-            self._returned.add((start.work, start.task_id))

@@ -1,0 +1,78 @@
+"""Deaths in this process alone, for eager mode and tests."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from celery_hardened.poison.contract import Start
+from celery_hardened.poison.policy import Record
+
+
+@dataclass(slots=True)
+class _Work:
+    open: set[str] = field(default_factory=set)
+    died: set[str] = field(default_factory=set)
+    carried: int = 0
+    presumed: int = 0
+    alone: str | None = None
+
+    def record(self, apart_from: str = "") -> Record:
+        return Record(
+            certain=self.carried + len(self.died),
+            presumed=self.presumed,
+            unclosed=len(self.open - {apart_from}),
+            alone=self.alone is not None and self.alone != apart_from,
+        )
+
+    def close(self, token: str) -> None:
+        self.open.discard(token)
+        if self.alone == token:
+            self.alone = None
+
+
+class InMemoryDeathStore:
+    """The contract of ``RedisDeathStore`` for one process. A killed process takes it along."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, _Work] = {}
+        self._returned: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def peek(self, work: str) -> Record:
+        with self._lock:
+            return self._works[work].record() if work in self._works else Record()
+
+    def open_start(self, start: Start, *, redelivered: bool, alone: bool) -> Record:
+        with self._lock:
+            explained = (start.work, start.task_id) in self._returned
+            self._returned.discard((start.work, start.task_id))
+            if start.work not in self._works:
+                presumed = int(redelivered and not explained and not start.carried)
+                self._works[start.work] = _Work(carried=start.carried, presumed=presumed)
+            work = self._works[start.work]
+            before = work.record(start.token)
+            work.open.add(start.token)
+            if alone:
+                work.alone = start.token
+            return before
+
+    def close_start(self, start: Start, *, finished: bool) -> None:
+        with self._lock:
+            if finished:
+                self._works.pop(start.work, None)
+            elif start.work in self._works:
+                self._works[start.work].close(start.token)
+
+    def record_death(self, start: Start) -> Record:
+        with self._lock:
+            work = self._works.setdefault(start.work, _Work(carried=start.carried))
+            work.open.discard(start.token)
+            work.died.add(start.token)
+            return work.record()
+
+    def record_return(self, start: Start) -> None:
+        with self._lock:
+            if start.work in self._works:
+                self._works[start.work].close(start.token)
+            self._returned.add((start.work, start.task_id))
