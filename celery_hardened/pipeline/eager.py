@@ -4,38 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
+from celery.utils.saferepr import saferepr
 from kombu.serialization import dumps
 
 from celery_hardened.wire import Wire
 
-#: The exceptions with which eager attempts of the current ``apply`` failed for good. Celery
-#: hands back a picklable stand-in; the caller is to see what the task raised.
-_failures: ContextVar[list[BaseException] | None] = ContextVar("hardened_eager_failures", default=None)
+
+@dataclass(slots=True)
+class _Run:
+    """One ``apply`` with all its attempts."""
+
+    task_id: str
+    failures: dict[str, BaseException] = field(default_factory=dict)
+    """By task id, the exceptions of attempts that failed for good. Celery hands back a picklable
+    stand-in; the caller is to see what the task raised."""
 
 
-def apply_and_raise(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """``Task.apply(throw=True)`` with retries.
+_run: ContextVar[_Run | None] = ContextVar("hardened_eager_run", default=None)
 
-    Celery's own lets the first ``Retry`` out instead of retrying.
+
+def apply_all(attempt: Callable[..., Any], *, task_id: str, retries: int, throw: bool) -> Any:
+    """``Task.apply`` with all its attempts; if *throw*, the last one's own exception comes out.
+
+    Celery's own lets the first ``Retry`` out if it is to throw, and asks
+    ``task_eager_propagates`` again for every retry if it is not.
     """
-    failures: list[BaseException] = []
-    token = _failures.set(failures)
+    current = _run.get()
+    if retries and current is not None and current.task_id == task_id:
+        return attempt(task_id=task_id, throw=False)  # the next attempt of a run that goes on
+
+    run = _Run(task_id)
+    token = _run.set(run)
     try:
-        result = apply(*args, throw=False, **options)
+        result = attempt(task_id=task_id, throw=False)
     finally:
-        _failures.reset(token)
-    if result.failed():
-        raise failures[-1] if failures else result.result
+        _run.reset(token)
+    if throw and result.failed():
+        raise run.failures.get(task_id, result.result)
     return result
 
 
-def remember(error: BaseException) -> None:
+def remember(task_id: str, error: BaseException) -> None:
     """Called by the pipeline with the final error of an eager attempt."""
-    failures = _failures.get()
-    if failures is not None:
-        failures.append(error)
+    run = _run.get()
+    if run is not None:
+        run.failures[task_id] = error
 
 
 def wire_of(task: Any, request: Any) -> Wire:
@@ -56,7 +72,12 @@ def wire_of(task: Any, request: Any) -> Wire:
         chain=request.chain,
         ignore_result=request.ignore_result,
     )
-    content_type, encoding, body = dumps(message.body, app.conf.task_serializer)
+    try:
+        content_type, encoding, body = dumps(message.body, app.conf.task_serializer)
+    except Exception:  # noqa: BLE001 - apply() takes any object; the letter then shows what it looked like
+        args, kwargs = message.body[0], message.body[1]
+        shown = [[saferepr(one) for one in args], {str(name): saferepr(one) for name, one in kwargs.items()}, {}]
+        content_type, encoding, body = dumps(shown, "json")
     info = request.delivery_info or {}
     return Wire(
         body=body.encode() if isinstance(body, str) else body,

@@ -38,7 +38,7 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in, is_redriven
 from celery_hardened.pipeline import eager
-from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, write_patiently
+from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, patiently, write
 from celery_hardened.pipeline.retry import publish_retry, verdict_on
 from celery_hardened.poison.contract import Start, work_id
 from celery_hardened.poison.policy import is_suspect, judge
@@ -102,11 +102,15 @@ class _Attempt:
             return
         letter, token = self.marks.redrive
         try:
-            accepted = self.hardening.dead_letters.accept_start(letter, token=token)
+            accepted = patiently(self.hardening, lambda: self.hardening.dead_letters.accept_start(letter, token=token))
         except StoreUnavailableError as problem:
-            # Not knowing whether a twin runs, it must come back later: running could double it.
-            logger.warning("redriven message of %s waits: %s", self.task.name, problem)
-            raise self.task.retry(countdown=5.0, exc=problem, max_retries=None) from problem
+            if self.task.acks_late:
+                # Not knowing whether a twin runs, it must come back: running could double it.
+                logger.warning("redriven message of %s goes back: %s", self.task.name, problem)
+                raise Reject(problem, requeue=True) from problem
+            # Its message is acked already: it runs now, perhaps twice, or never.
+            logger.warning("redriven message of %s runs unchecked: %s", self.task.name, problem)
+            return
         if not accepted:
             logger.warning("another message of dead letter %s is running; this twin ends here", letter)
             raise Ignore(f"twin of a redrive of {letter}")
@@ -146,9 +150,16 @@ class _Attempt:
     def ended(self, predicate: TaskPredicate) -> None:
         """The task decided itself: Retry, Ignore or Reject."""
         self._close(finished=isinstance(predicate, Ignore))
+        if self.request.is_eager and isinstance(predicate, Reject) and not predicate.requeue:
+            self._bury(predicate, "rejected")  # of a real message it is the parent that knows
 
     def failed(self, error: BaseException, cause: BaseException | None = None) -> NoReturn:
         """Retry or bury; always raises."""
+        pending = self.request.__dict__.get("hardened_pending_retry")
+        if pending is not None:
+            # retry(throw=False) and then an error: a second retry or a letter would double the task.
+            self.ended(pending)
+            raise pending from error
         if cause is not None:
             error.__cause__ = cause
             error.__traceback__ = cause.__traceback__
@@ -186,6 +197,9 @@ class _Attempt:
         except (Retry, Reject) as ending:
             self._close(finished=False)
             raise ending from error
+        except Exception as problem:  # noqa: BLE001 - whatever kept it from being sent
+            logger.error("retry of %s could not be published, so it is a dead letter: %s", self.task.name, problem)
+            self._bury(error, "exhausted")
         raise AssertionError("Task.retry returned")
 
     def _stock_reason(self, error: BaseException) -> Reason:
@@ -218,10 +232,10 @@ class _Attempt:
         )
         if self.request.is_eager:
             self.hardening.eager_dead_letters.put(letter)
-            eager.remember(error)
+            eager.remember(self.request.id, error)
             raise error
         try:
-            write_patiently(self.hardening, letter)
+            patiently(self.hardening, lambda: write(self.hardening, letter))
             if parked:
                 age = letter.max_age or self.hardening.settings.dead_letter_max_age
                 keep_groups_alive(self.task.app, [str(group)], seconds=age)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_hardened.dead_letter.capture import from_wire
 from celery_hardened.dead_letter.describe import cut_middle, describe
@@ -16,6 +16,8 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.wire import Wire
 
 logger = logging.getLogger("celery_hardened.dead_letter")
+
+T = TypeVar("T")
 
 #: Where the parent puts the raw message for the child: inside ``properties``, because Celery
 #: copies unknown top-level names into ``request.headers`` and from there into every retry.
@@ -75,32 +77,30 @@ def observed(hardening: Hardening, what: str, *args: object) -> bool:
     return False
 
 
-def write_patiently(
+def patiently(
     hardening: Hardening,
-    letter: DeadLetter,
+    step: Callable[[], T],
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
-) -> None:
-    """Write *letter*, trying again for ``hardened_dead_letter_write_timeout`` seconds.
+) -> T:
+    """Do a *step* on our store, trying again for ``hardened_dead_letter_write_timeout`` seconds.
 
     For the pool process, where waiting holds up this task alone.
 
     Raises:
-        StoreUnavailableError: It is not written; its message must not be acked.
+        StoreUnavailableError: It is not done; the task's message must not be acked.
     """
     deadline = clock() + hardening.settings.dead_letter_write_timeout
     pause = 0.1
     while True:
         try:
-            write(hardening, letter)
+            return step()
         except StoreUnavailableError:
             if clock() + pause > deadline:
                 raise
             sleep(pause)
             pause = min(2.0, pause * 2)
-        else:
-            return
 
 
 def write(hardening: Hardening, letter: DeadLetter) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from celery.exceptions import Reject
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_iso8601
+from kombu.exceptions import EncodeError
 
 from celery_hardened.hardening import Hardening
 from celery_hardened.marks import HEADER, Marks
@@ -82,7 +83,7 @@ def verdict_on_explicit(
         # Celery runs a retry whose time is past at once; so does this.
         fixed = max(0.0, _seconds_until(eta, now) if eta is not None else float(countdown or 0.0))
     if max_retries is not None:
-        policy = replace(policy, max_retries=max(0, int(max_retries)))
+        policy = replace(policy, max_retries=max(0, int(max_retries)), horizon=None)
     verdict = decide(
         policy,
         kind="transient",
@@ -106,8 +107,9 @@ def verdict_on_explicit(
     raise AssertionError("raise_with_context returned")
 
 
-def _seconds_until(eta: datetime, now: float) -> float:
-    moment = eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)
+def _seconds_until(eta: datetime | str, now: float) -> float:
+    moment = maybe_iso8601(eta)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
     return max(0.0, moment.timestamp() - now)
 
 
@@ -170,11 +172,17 @@ def publish_retry(
         celery.exceptions.Retry: It is on its way.
         celery.exceptions.Reject: It could not be sent. Celery would drop the task here; this
             gives the message back to the broker, which delivers it again.
+        Exception: What kept it from being sent, if there is no message to give back (it was
+            acked early), or no broker would ever take it (arguments that cannot be encoded).
     """
     request = task.request
     named = type(error).__name__ if error is not None else "Retry"
+    now = time.time()
     next_marks = replace(
-        marks.failed(at=time.time(), worker=str(request.hostname), error=named), waited=marks.waited + delay
+        marks.failed(at=now, worker=str(request.hostname), error=named),
+        # The horizon of an eager task, or of a plain producer's message, runs from here.
+        first_published=now if marks.first_published is None else marks.first_published,
+        waited=marks.waited + delay,
     )
     headers = {name: value for name, value in (request.headers or {}).items() if name not in STALE_HEADERS}
     headers.update(options.pop("headers", None) or {})
@@ -187,7 +195,11 @@ def publish_retry(
             # The policy has counted already; maxsize keeps Celery from counting again.
             return publish(max_retries=sys.maxsize, headers=headers, **options)
         except Reject as rejected:
+            if isinstance(rejected.reason, (EncodeError, TypeError, ValueError)):
+                raise rejected.reason from None
             if time.monotonic() + pause > deadline:
+                if not task.acks_late:
+                    raise rejected.reason from None
                 logger.error(
                     "retry of %s could not be published (%s); its message goes back to the broker",
                     task.name,
