@@ -6,16 +6,18 @@ Names Celery's seams, decides nothing.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task
+from celery.utils import uuid
 from celery.utils.imports import symbol_by_name
 from celery.utils.objects import mro_lookup
 
 from celery_hardened.errors import NotHardenedError
 from celery_hardened.hardening import Hardening
 from celery_hardened.marks import Marks
-from celery_hardened.pipeline.eager import apply_and_raise
+from celery_hardened.pipeline.eager import apply_all
 from celery_hardened.pipeline.execute import execute
 from celery_hardened.pipeline.retry import publish_retry, verdict_on_explicit
 from celery_hardened.preset import annotated, lay_task
@@ -57,13 +59,22 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
         self._require_hardened_app()
         return super().apply_async(*args, **options)
 
-    def apply(self, *args: Any, throw: bool | None = None, **options: Any) -> Any:
+    def apply(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        task_id: str | None = None,
+        retries: int | None = None,
+        throw: bool | None = None,
+        **options: Any,
+    ) -> Any:
         self._require_hardened_app()
         if throw is None:
             throw = self.app.conf.task_eager_propagates
-        return (
-            apply_and_raise(super().apply, *args, **options) if throw else super().apply(*args, throw=False, **options)
-        )
+        attempt = partial(super().apply, args, kwargs, link, link_error, retries=retries, **options)
+        return apply_all(attempt, task_id=task_id or uuid(), retries=retries or 0, throw=throw)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         self._require_hardened_app()
@@ -83,7 +94,8 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
         """Celery's ``retry``, sharing one policy with automatic retries.
 
         Without *countdown* and *eta* the delay is the policy's (full jitter, ``Retry-After``
-        as a lower bound). An explicit *countdown* or *eta* is taken as it is, horizon or not.
+        as a lower bound). An explicit *countdown* or *eta* is taken as it is. With any of these
+        or *max_retries* the horizon does not apply.
         A retry that would come after the message ``expires`` fails at once.
 
         Raises:
@@ -95,6 +107,8 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
         hardening = Hardening.of(self.app)
         if request.called_directly or hardening is None or not self.is_hardened or hardening.settings.observe:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        if isinstance(exc, type) and issubclass(exc, BaseException):
+            exc = exc()  # as raise would
         if exc is not None and not isinstance(exc, BaseException):
             raise TypeError(
                 f"{self.name}.retry(exc={exc!r}): exc must be an exception, not {type(exc).__name__}; "

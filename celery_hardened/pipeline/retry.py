@@ -108,7 +108,7 @@ def verdict_on_explicit(
 
 
 def _seconds_until(eta: datetime | str, now: float) -> float:
-    moment = maybe_iso8601(eta)
+    moment: datetime = maybe_iso8601(eta)
     moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
     return max(0.0, moment.timestamp() - now)
 
