@@ -42,8 +42,13 @@ class Script:
             StoreUnavailableError: Redis did not answer, or refused.
         """
         with answered(self._operation):
-            return self._script(keys=list(keys), args=list(args))
+            return self._script(keys=list(keys), args=[_encoded(value) for value in args])
 
     def queue(self, pipeline: Pipeline, *, keys: Sequence[str], args: Sequence[Argument] = ()) -> None:
         """Add the step to *pipeline*; its answer is among those of ``pipeline.execute()``."""
-        self._script(keys=list(keys), args=list(args), client=pipeline)
+        self._script(keys=list(keys), args=[_encoded(value) for value in args], client=pipeline)
+
+
+def _encoded(value: Argument) -> Argument:
+    """Words out of foreign messages may hold lone surrogates, which redis-py refuses to encode."""
+    return value.encode("utf-8", "backslashreplace") if isinstance(value, str) else value

@@ -25,6 +25,9 @@ State = Literal["dead", "parked", "redriving", "redriven", "resolved", "discarde
 #: States of letters that still want somebody's attention.
 OPEN: tuple[State, ...] = ("dead", "parked", "redriving")
 
+#: Entries of a letter's audit that are kept, the last ones (AUDIT_MAX in records.lua too).
+AUDIT_MAX = 50
+
 #: What a letter costs a store beside its envelope (record and index entries), roughly.
 INDEX_BYTES = 1200
 
@@ -49,7 +52,7 @@ class StoredLetter:
     """When it was first written, the store's clock."""
 
     audit: tuple[Audit, ...] = ()
-    """What people and workers did to it, oldest first; the last fifty."""
+    """What people and workers did to it, oldest first."""
 
     leased: bool = False
     """A redrive holds it right now: it is ``redriving`` and the lease has not lapsed."""

@@ -142,10 +142,10 @@ def letter_id(task_id: str | None, redrives: int, attempt: int, delivery_tag: st
     and one of them be lost: *body* tells them apart.
     """
     if not task_id:
-        return f"tag-{delivery_tag}-{hashlib.sha256(body).hexdigest()[:12]}"
+        return _encodable(f"tag-{delivery_tag}-{hashlib.sha256(body).hexdigest()[:12]}")
     if len(task_id) > _ID_MAX:
         task_id = f"{task_id[:_ID_MAX]}~{_digest(task_id)}"
-    return f"{task_id}-{redrives}-{attempt}"
+    return _encodable(f"{task_id}-{redrives}-{attempt}")
 
 
 _VOLATILE = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+|'[^']*'|\"[^\"]*\"")
@@ -221,3 +221,8 @@ def _as_text(value: object) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+def _encodable(text: str) -> str:
+    """JSON may hold lone surrogates, and no store, file or terminal takes them."""
+    return text.encode("utf-8", "backslashreplace").decode()

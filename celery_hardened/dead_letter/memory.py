@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from celery_hardened.dead_letter.contract import (
+    AUDIT_MAX,
     INDEX_BYTES,
     OPEN,
     Audit,
@@ -25,7 +26,6 @@ from celery_hardened.dead_letter.letter import DeadLetter, dump
 from celery_hardened.errors import DeadLetterNotFoundError
 from celery_hardened.marks import Marks
 
-_AUDIT_MAX = 50
 _STATS_TOP = 100
 
 
@@ -73,7 +73,9 @@ class InMemoryDeadLetterStore:
                     continue
                 state = _first_state(stored.letter) if stored.state == "redriving" else stored.state
                 at = min(stored.stored_at, self._now())
-                self._add(StoredLetter(letter=stored.letter, state=state, stored_at=at, audit=stored.audit))
+                self._add(
+                    StoredLetter(letter=stored.letter, state=state, stored_at=at, audit=stored.audit[-AUDIT_MAX:])
+                )
                 new += 1
         return new
 
@@ -218,7 +220,7 @@ class InMemoryDeadLetterStore:
         return self._last
 
     def _note(self, kept: _Kept, action: str, by: str, why: str) -> None:
-        audit = (*kept.stored.audit, Audit(self._clock(), action, by, why))[-_AUDIT_MAX:]
+        audit = (*kept.stored.audit, Audit(self._clock(), action, by, why))[-AUDIT_MAX:]
         kept.stored = replace(kept.stored, audit=audit)
 
     def _close(self, kept: _Kept, state: State) -> None:

@@ -96,9 +96,13 @@ class Outlet:
 
     def _connect(self) -> Connection:
         connection: Connection = self._app.connection_for_write()
+        options = dict(connection.transport_options or {})
+        if "retry_on_timeout" in options:
+            options["retry_on_timeout"] = False  # redis-py's own way to publish twice
         if _is_amqp(connection):
             # Without confirms, a message that the broker lost would count as sent.
-            connection.transport_options = {**(connection.transport_options or {}), "confirm_publish": True}
+            options["confirm_publish"] = True
+        connection.transport_options = options
         return connection
 
     def _broker_errors(self) -> tuple[type[BaseException], ...]:

@@ -16,6 +16,7 @@ from typing import Any
 from redis import Redis
 
 from celery_hardened.dead_letter.contract import (
+    AUDIT_MAX,
     INDEX_BYTES,
     Audit,
     Page,
@@ -43,6 +44,9 @@ _STATS_TOP = 100
 
 #: Characters kept of who and why.
 _NOTE_MAX = 500
+
+#: Seconds; a letter that asks for more is kept this long. Thirty years of microseconds are still exact in Lua.
+_AGE_MAX = 1e9
 
 
 class RedisDeadLetterStore:
@@ -106,7 +110,10 @@ class RedisDeadLetterStore:
             "bytes": len(envelope) + INDEX_BYTES,
             "labels": labels(letter),
             "parked": letter.parked,
-            "audit": [[str(_us(entry.at)), entry.action, _note(entry.by), _note(entry.why)] for entry in audit],
+            "audit": [
+                [str(_us(entry.at)), _note(entry.action), _note(entry.by), _note(entry.why)]
+                for entry in audit[-AUDIT_MAX:]
+            ],
         }
         if letter.group_id:
             record["group"] = _note(letter.group_id)
@@ -117,7 +124,7 @@ class RedisDeadLetterStore:
             envelope,
             json.dumps(record, separators=(",", ":")),
             "" if stored_at is None else _us(stored_at),
-            _us(age),
+            _us(min(age, _AGE_MAX)),
             redrive[0] if redrive else "",
             *self._bounds,
         ]
@@ -141,7 +148,9 @@ class RedisDeadLetterStore:
             found.sort(key=lambda stored: stored.stored_at, reverse=True)
             found = [stored for stored in found if not cursor or _us(stored.stored_at) < int(cursor)][: limit + 1]
         else:
-            walk = self._walk("letters", query, order="desc", limit=limit + 1, cursor=cursor or "")
+            walk = self._walk(
+                "letters", query, order="desc", limit=limit + 1, cursor=str(int(cursor)) if cursor else ""
+            )
             found = [stored for now, items in walk for stored in _letters(now, items)]
         more = len(found) > limit
         letters = tuple(found[:limit])

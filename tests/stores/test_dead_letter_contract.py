@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from celery_hardened.dead_letter.contract import Audit, DeadLetterStore, Query, StoredLetter
+from celery_hardened.dead_letter.letter import letter_id
 from celery_hardened.errors import DeadLetterNotFoundError
 from tests.stores.conftest import MakeStore
 from tests.stores.letters import ROOMY, letter, redriven
@@ -76,6 +77,26 @@ def test_odd_names_are_kept_and_found(store: DeadLetterStore) -> None:
         store.put(written)
         assert listed(store, task=name) == listed(store, queue=name) == [written.id]
         assert store.get(written.id).letter.task == name
+
+
+def test_ids_out_of_foreign_messages_are_kept_and_found(store: DeadLetterStore) -> None:
+    """A task id may be anything that JSON can hold; so may the letter that a message claims to come from."""
+    odd = "\ud800\n:*"
+    written = letter(letter_id(odd, 0, 0, ""), task_id=odd, headers={"hardened": {"redrive": [odd, odd]}})
+    assert store.put(written)
+    assert not store.put(written)
+    assert list(store.ids(Query())) == [written.id]
+    assert [stored.letter for stored in store.find(Query(ids=(written.id,))).letters] == [written]
+    assert store.accept_start(odd, token=odd)
+    assert store.discard(written.id, by=odd, why=odd)
+
+
+def test_a_letter_that_asks_to_be_kept_for_ever_is_kept_long(store: DeadLetterStore) -> None:
+    """``max_age`` comes from a task's author, who may write infinity."""
+    written = letter(max_age=float("inf"))
+    assert store.put(written)
+    assert store.sweep() == 0
+    assert listed(store) == [written.id]
 
 
 # --- finding -------------------------------------------------------------------------------------
@@ -288,7 +309,7 @@ def test_parked_groups_are_those_whose_chord_waits(store: DeadLetterStore) -> No
 
 def test_an_import_brings_state_time_and_audit(store: DeadLetterStore) -> None:
     """What was exported is as it was, but a redrive under way belongs to the other store."""
-    audit = (Audit(5.0, "discarded", "ann", "obsolete"),)
+    audit = tuple(Audit(float(number), "discarded", "ann", "obsolete") for number in range(50))
     dead = StoredLetter(letter=letter(), state="dead", stored_at=1_700_000_000.123456)
     discarded = StoredLetter(letter=letter(), state="discarded", stored_at=1_700_000_001.0, audit=audit)
     redriving = StoredLetter(letter=letter(parked=True), state="redriving", stored_at=1_700_000_002.0)

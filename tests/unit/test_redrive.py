@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError as AmqpConnectionError
 from celery import Celery
+from kombu.transport import memory
 
 from celery_hardened.dead_letter import outlet
 from celery_hardened.dead_letter.canary import Canary
@@ -366,6 +368,31 @@ def test_a_message_that_arrived_though_the_answer_was_lost_runs_once(
     assert len(marks) == 4
     assert len({*marks}) == 4
     assert sum(desk.store.accept_start(one, token=token) for one, token in marks) == 3
+
+
+def test_no_library_repeats_a_publish_by_itself(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    kombu would, when the connection breaks, and redis-py on a time-out: two messages
+    with one token, which the store takes for one message and its redelivery.
+    """
+    desk.fill(1)
+    desk.app.conf.broker_transport_options = {"retry_on_timeout": True, "socket_timeout": 3}
+    put = memory.Channel._put
+    answers = [AmqpConnectionError("gone")]
+
+    def lossy(*args: Any, **options: Any) -> None:
+        put(*args, **options)
+        while answers:
+            raise answers.pop()
+
+    monkeypatch.setattr(memory.Channel, "_put", lossy)
+    desk.redrive()
+
+    marks = [_mark(wire) for wire in desk.arrived()]
+    assert len(marks) == 2
+    assert marks[0] != marks[1]
+    with outlet.Outlet(desk.app) as out:
+        assert out._connect().transport_options == {"retry_on_timeout": False, "socket_timeout": 3}
 
 
 def test_a_broker_that_stays_down_stops_the_redrive(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
