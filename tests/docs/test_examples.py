@@ -48,10 +48,9 @@ def test_examples_run(page: Path, tmp_path: Path, records_url: str) -> None:
     code = "\n\n".join(code for fragment, code in examples(page) if not fragment)
     module = tmp_path / "test_page.py"
     module.write_text(_LOCALHOST.sub(records_url, code) + "\n\ndef test_the_page_has_run():\n    pass\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, module],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(module)]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
