@@ -15,6 +15,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 from celery import Celery
 
@@ -33,6 +34,8 @@ logger = logging.getLogger("celery_hardened")
 Level = Literal["hardened", "all"]
 
 _ATTRIBUTE = "_celery_hardened"
+
+_hardened: WeakSet[Celery] = WeakSet()
 
 
 class Hardening:
@@ -64,6 +67,13 @@ class Hardening:
 
     def attach(self) -> None:
         setattr(self.app, _ATTRIBUTE, self)
+        _hardened.add(self.app)
+
+    @staticmethod
+    def elsewhere(task: Any) -> bool:
+        """Does a hardened app of this process run the same function under the same name?"""
+        mine = _function(task)
+        return mine is not None and any(_function(app._tasks.get(task.name)) is mine for app in _hardened)
 
     @cached_property
     def settings(self) -> Settings:
@@ -210,6 +220,11 @@ class Hardening:
                 fail_parked(self.app, stored.letter)
 
         return len(discard_letters(self.dead_letters, letter_ids, by=by, why=why, closing=fail_its_chord))
+
+
+def _function(task: Any) -> Any:
+    run = getattr(task, "__wrapped__", None)
+    return getattr(run, "__func__", run)
 
 
 def _load_store(name: str, app: Celery) -> DeadLetterStore:

@@ -5,6 +5,7 @@ Names Celery's seams, decides nothing.
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +22,8 @@ from celery_hardened.pipeline.eager import apply_all
 from celery_hardened.pipeline.execute import execute
 from celery_hardened.pipeline.retry import publish_retry, verdict_on_explicit
 from celery_hardened.preset import annotated, lay_task
+
+logger = logging.getLogger("celery_hardened")
 
 if TYPE_CHECKING:
     from celery import Task as _Task
@@ -77,6 +80,10 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
         return apply_all(attempt, task_id=task_id or uuid(), retries=retries or 0, throw=throw)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        if Hardening.of(app) is None and Hardening.elsewhere(self):
+            # Celery gives @app.task to every app of the process. This worker is the other app's.
+            logger.warning("task %s is hardened in another app, not in %s, where it is plain", self.name, app.main)
+            return super().start_strategy(app, consumer, **options)
         self._require_hardened_app()
         return super().start_strategy(app, consumer, **options)
 
@@ -206,6 +213,7 @@ class _Leaf(_Task):  # type: ignore[misc]
 
     is_hardened: ClassVar[bool]
     _custom_call: ClassVar[bool]
+    Request: Any
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Not the user's: the leaf is no class of his, and his may ask for keywords or keep a list."""
@@ -226,9 +234,7 @@ class _Leaf(_Task):  # type: ignore[misc]
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         from celery_hardened.pipeline.request import compose_request
 
-        cls = type(self)
-        if "Request" not in cls.__dict__:
-            cls.Request = compose_request(symbol_by_name(self.Request))
+        self.Request = compose_request(symbol_by_name(self.Request))
         return super().start_strategy(app, consumer, **options)
 
 
