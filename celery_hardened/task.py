@@ -20,7 +20,7 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.marks import Marks
 from celery_hardened.pipeline.eager import apply_all
 from celery_hardened.pipeline.execute import execute
-from celery_hardened.pipeline.retry import publish_retry, verdict_on_explicit
+from celery_hardened.pipeline.retry import NOTES, publish_retry, verdict_on_explicit
 from celery_hardened.preset import annotated, lay_task
 
 logger = logging.getLogger("celery_hardened")
@@ -142,7 +142,7 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
             hardening=hardening,
         )
         # Only throw=False comes here: remembered, so that a return afterwards is no SUCCESS.
-        request.hardened_pending_retry = outcome
+        request.__dict__.setdefault(NOTES, {})["pending"] = outcome
         return outcome
 
     def retry_as_celery(self, **options: Any) -> Any:
@@ -276,6 +276,7 @@ def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
 def without_celery_autoretry(task: Any) -> None:
     """Take Celery's autoretry wrapper off a hardened task, so that the pipeline sees every error first."""
     original = task.__dict__.get("_orig_run")
-    if original is not None:
+    # If run is not the wrapper, a test of the user's has replaced it for a while.
+    if original is not None and getattr(task.run, "__wrapped__", None) == original:
         task.run = original  # before the next line: another thread may be looking
         task.__dict__.pop("_orig_run", None)

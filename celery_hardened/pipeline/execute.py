@@ -39,7 +39,7 @@ from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in, is_redriven
 from celery_hardened.pipeline import eager
 from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, patiently, write
-from celery_hardened.pipeline.retry import publish_retry, verdict_on
+from celery_hardened.pipeline.retry import NOTES, publish_retry, verdict_on
 from celery_hardened.poison.contract import Start, work_id
 from celery_hardened.poison.policy import is_suspect, judge
 from celery_hardened.retry.policy import RetryIn
@@ -51,9 +51,9 @@ logger = logging.getLogger("celery_hardened.execute")
 def execute(task: Any, body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run *body* as one attempt of *task*'s current request. See the module for the steps."""
     request = task.request
-    if request.called_directly or request.__dict__.get("hardened_entered"):
+    if request.called_directly or NOTES in request.__dict__:
         return body(*args, **kwargs)  # a plain function call stays one
-    request.hardened_entered = True
+    request.__dict__[NOTES] = {}
     hardening = Hardening.of(task.app)
     if hardening is None:
         return body(*args, **kwargs)
@@ -87,6 +87,7 @@ class _Attempt:
         self.task = task
         self.request = request
         self.hardening = hardening
+        self.notes: dict[str, Any] = request.__dict__[NOTES]
         self.redelivered = bool((request.delivery_info or {}).get("redelivered"))
         self.redriven = not request.is_eager and is_redriven(request.headers)
         self.suspect = not request.is_eager and is_suspect(
@@ -137,7 +138,7 @@ class _Attempt:
     # --- after the body ----------------------------------------------------------------------
 
     def succeeded(self) -> None:
-        pending = self.request.__dict__.get("hardened_pending_retry")
+        pending = self.notes.get("pending")
         if pending is not None:
             # retry(throw=False) and then an ordinary return: Celery would store SUCCESS and fire
             # the chord while the retry is on its way. The retry is what happened.
@@ -155,7 +156,7 @@ class _Attempt:
 
     def failed(self, error: BaseException, cause: BaseException | None = None) -> NoReturn:
         """Retry or bury; always raises."""
-        pending = self.request.__dict__.get("hardened_pending_retry")
+        pending = self.notes.get("pending")
         if pending is not None:
             # retry(throw=False) and then an error: a second retry or a letter would double the task.
             self.ended(pending)
@@ -165,7 +166,7 @@ class _Attempt:
             error.__traceback__ = cause.__traceback__
         if not self.task.is_hardened:
             self._bury(error, self._stock_reason(error))
-        final = self.request.__dict__.get("hardened_final")
+        final = self.notes.get("final")
         if final is not None and final[0] is error:
             self._bury(error, final[1])  # an explicit self.retry() found that there is none
 

@@ -24,6 +24,11 @@ from celery_hardened.wire import STALE_HEADERS
 
 logger = logging.getLogger("celery_hardened.retry")
 
+#: What ``retry()`` tells the pipeline, in a dict on the request: ``final``, an error after which there
+#: is no retry, and why; ``pending``, a retry that was sent and not raised. A dict, because a
+#: ``__call__`` that calls Celery's runs the body with a copy of the request.
+NOTES = "hardened_notes"
+
 #: The system's own randomness: a forked child inherits its parent's ``random`` state, and
 #: children that jitter alike do not jitter at all.
 _uniform = random.SystemRandom().uniform
@@ -102,7 +107,7 @@ def verdict_on_explicit(
     if error is None:
         # Celery's message holds all arguments; ours does not.
         error = task.MaxRetriesExceededError(f"Can't retry {task.name}[{request.id}]: {reason}")
-    request.hardened_final = (error, reason)
+    request.__dict__.setdefault(NOTES, {})["final"] = (error, reason)
     raise_with_context(error)
     raise AssertionError("raise_with_context returned")
 
