@@ -64,19 +64,24 @@ def detach(request: Any) -> None:
 
 
 def keep_groups_alive(app: Celery, group_ids: Iterable[str], *, seconds: float) -> int:
-    """Let the chords of these groups live at least *seconds* longer; how many keys were extended."""
+    """Let the chords of these groups live at least *seconds* longer; how many keys were extended.
+
+    Raises:
+        StoreUnavailableError: The result backend did not answer.
+    """
     backend: Any = app.backend
     if not _keeps_chords(backend):
         return 0
+    from celery_hardened.redis_connection import answered
+
     wanted = round(seconds * 1000)
     keys = [backend.get_key_for_group(group, suffix) for group in set(group_ids) for suffix in _GROUP_KEYS]
-    with backend.client.pipeline(transaction=False) as pipe:
+    with answered("extending the chords of parked letters"), backend.client.pipeline(transaction=False) as pipe:
         for key in keys:
             pipe.pttl(key)
         lifetimes = pipe.execute()
-    # -2: no such key (yet); -1: it lives for ever. A key that lives longer is never cut short.
-    short = [key for key, left in zip(keys, lifetimes, strict=True) if 0 <= left < wanted]
-    with backend.client.pipeline(transaction=False) as pipe:
+        # -2: no such key (yet); -1: it lives for ever. A key that lives longer is never cut short.
+        short = [key for key, left in zip(keys, lifetimes, strict=True) if 0 <= left < wanted]
         for key in short:
             pipe.pexpire(key, wanted)
         pipe.execute()

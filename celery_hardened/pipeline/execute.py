@@ -26,7 +26,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 
 from celery_hardened.dead_letter.letter import Reason, letter_id
-from celery_hardened.dead_letter.parking import can_park, chord_group, detach, keep_groups_alive
+from celery_hardened.dead_letter.parking import chord_group
 from celery_hardened.errors import (
     ConfigurationError,
     StoreUnavailableError,
@@ -38,7 +38,7 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in, is_redriven
 from celery_hardened.pipeline import eager
-from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, patiently, write
+from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, may_park, observed, park, patiently, write
 from celery_hardened.pipeline.retry import NOTES, publish_retry, verdict_on
 from celery_hardened.poison.contract import Start, work_id
 from celery_hardened.poison.policy import is_suspect, judge
@@ -216,8 +216,7 @@ class _Attempt:
         if observed(self.hardening, "write a dead letter of %s: %s (%r)", self.task.name, reason, error):
             _mark(error, "")  # nor is the parent to say it again
             raise error
-        group = chord_group(self.request)
-        parked = bool(group) and not self.request.is_eager and self._may_park()
+        parked = not self.request.is_eager and may_park(self.hardening, self.task, self.request)
         letter = letter_for(
             self.hardening,
             self.wire,
@@ -229,7 +228,7 @@ class _Attempt:
             deaths=deaths if deaths is not None else self.marks.deaths,
             max_age=getattr(self.task, "dead_letter_max_age", None),
             parked=parked,
-            group_id=group,
+            group_id=chord_group(self.request),
         )
         if self.request.is_eager:
             self.hardening.eager_dead_letters.put(letter)
@@ -237,14 +236,11 @@ class _Attempt:
             raise error
         try:
             patiently(self.hardening, lambda: write(self.hardening, letter))
-            if parked:
-                age = letter.max_age or self.hardening.settings.dead_letter_max_age
-                keep_groups_alive(self.task.app, [str(group)], seconds=age)
         except StoreUnavailableError as problem:
             self._unwritten(error, problem)
         self._close(finished=True)
         if parked:
-            detach(self.request)
+            park(self.hardening, self.request, letter)
         # Tells the parent that there is a letter: it writes one for whatever did not pass here.
         _mark(error, letter.id)
         raise error
@@ -286,11 +282,6 @@ class _Attempt:
     @property
     def _queue(self) -> str:
         return self.wire.queue or self.wire.routing_key
-
-    def _may_park(self) -> bool:
-        wanted = getattr(self.task, "park_chords", None)
-        wanted = self.hardening.settings.park_chords if wanted is None else wanted
-        return bool(wanted) and can_park(self.task) and self.hardening.switches.get("parking")
 
     def _close(self, *, finished: bool) -> None:
         if not self.opened:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from celery_hardened.dead_letter.capture import from_wire
 from celery_hardened.dead_letter.describe import cut_middle, describe
 from celery_hardened.dead_letter.letter import DeadLetter, Reason
+from celery_hardened.dead_letter.parking import can_park, chord_group, detach, keep_groups_alive
 from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.hardening import Hardening
 from celery_hardened.wire import Wire
@@ -123,3 +124,22 @@ def write(hardening: Hardening, letter: DeadLetter) -> None:
             **{f"arg_{name}": value for name, value in letter.log_args.items()},
         },
     )
+
+
+def may_park(hardening: Hardening, task: Any, request: Any) -> bool:
+    """Is the letter of this request to be parked: a chord waits, parking is wanted, and possible?"""
+    if chord_group(request) is None:
+        return False
+    wanted = getattr(task, "park_chords", None)
+    wanted = hardening.settings.park_chords if wanted is None else wanted
+    return bool(wanted) and can_park(task) and hardening.switches.get("parking")
+
+
+def park(hardening: Hardening, request: Any, letter: DeadLetter) -> None:
+    """Keep the chord of *request* open, whose *letter* is written, and let it fail without telling it."""
+    age = letter.max_age or hardening.settings.dead_letter_max_age
+    try:
+        keep_groups_alive(hardening.app, [str(letter.group_id)], seconds=age)
+    except StoreUnavailableError as problem:
+        logger.warning("the chord of %s is extended by the next upkeep: %s", letter.id, problem)
+    detach(request)

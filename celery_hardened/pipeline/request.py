@@ -26,12 +26,12 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 
 from celery_hardened.dead_letter.letter import Reason
-from celery_hardened.dead_letter.parking import can_park, chord_group, detach, keep_groups_alive
+from celery_hardened.dead_letter.parking import chord_group
 from celery_hardened.errors import StoreUnavailableError, TaskMemoryError, TaskProcessLostError
 from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in
-from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, observed, write
+from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, may_park, observed, park, write
 from celery_hardened.pipeline.retry import policy_of, publish_from_parent
 from celery_hardened.poison.contract import Start, work_id
 from celery_hardened.poison.policy import is_suspect, judge
@@ -258,10 +258,7 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         if observed(hardening, "write a dead letter of %s: %s (%r)", task.name, reason, error):
             return True
         context: Any = self._context
-        group = chord_group(context)
-        wanted = getattr(task, "park_chords", None)
-        wanted = hardening.settings.park_chords if wanted is None else wanted
-        parked = bool(group and wanted and can_park(task) and hardening.switches.get("parking"))
+        parked = may_park(hardening, task, context)
         letter = letter_for(
             hardening,
             self._wire,
@@ -274,7 +271,7 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             shown=log_args(task, self._args or (), self._kwargs or {}),
             max_age=getattr(task, "dead_letter_max_age", None),
             parked=parked,
-            group_id=group,
+            group_id=chord_group(context),
         )
         try:
             write(hardening, letter)
@@ -284,10 +281,7 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             self.reject(requeue=True)
             return False
         if parked:
-            keep_groups_alive(
-                hardening.app, [str(group)], seconds=letter.max_age or hardening.settings.dead_letter_max_age
-            )
-            detach(context)
+            park(hardening, context, letter)
         return True
 
 
