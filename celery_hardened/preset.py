@@ -55,7 +55,7 @@ def lay_app_wide(app: Celery) -> dict[str, Any]:
     laid: dict[str, Any] = {}
     merged: dict[str, Any] = {}
     for name, value in wanted.items():
-        if not conf.value_set_for(name):
+        if not set_by_user(conf, name):
             if conf[name] != value:  # else it is Celery's own default
                 laid[name] = value
         elif isinstance(value, dict) and isinstance(conf[name], Mapping):
@@ -66,8 +66,19 @@ def lay_app_wide(app: Celery) -> dict[str, Any]:
                 laid[name] = added
     conf.maps[-1:-1] = [{name: value for name, value in laid.items() if name not in merged}]
     for name, value in merged.items():
-        conf[name] = value
+        # Under a namespace Celery looks for the name with it first.
+        conf.changes[conf._to_keys(name)[0]] = value
     return laid
+
+
+def set_by_user(conf: Any, name: str) -> bool:
+    """Is the setting *name* set above Celery's defaults, be it to the default?
+
+    Not ``conf.value_set_for()``: that of Celery 5.6 sees no setting under a namespace and
+    none by its old name.
+    """
+    names = {*conf._to_keys(name), *(other(name) for other in conf._keys or ())}
+    return any(one in layer for layer in conf.maps[:-1] for one in names)
 
 
 def lay_task(cls: Any, *, app: Celery, settings: Settings) -> None:
@@ -76,7 +87,7 @@ def lay_task(cls: Any, *, app: Celery, settings: Settings) -> None:
     to_come = annotated(cls, app)
 
     def unset(attribute: str, setting: str | None = None) -> bool:
-        if attribute in to_come or (setting is not None and conf.value_set_for(setting)):
+        if attribute in to_come or (setting is not None and set_by_user(conf, setting)):
             return False
         return not _set_by_user(cls, attribute)
 
