@@ -30,17 +30,20 @@ from celery_hardened.dead_letter.amqp_queue import another_channel
 #: Where a delayed message is published to.
 DELAY_EXCHANGE: str = level_name(MAX_LEVEL)
 
+#: Seconds between a countdown and its publish. Without them a countdown of 1 would be none.
+_ON_ITS_WAY = 0.1
+
 _KEY_MAX = 255
 _LONGEST = 2**MAX_NUMBER_OF_BITS_TO_USE - 1
 
 
 def delay_key(queue: str, seconds: float) -> str | None:
-    """Routing key that brings a message to *queue* after *seconds*, whole ones, the fraction cut off.
+    """Routing key that brings a message to *queue* after *seconds*, whole ones: for the rest its worker holds it.
 
     ``None``: at once, because it is due within a second, or too late, or the queue's name
     is one the topic exchange would misread.
     """
-    whole = int(min(seconds, _LONGEST + 1))
+    whole = int(min(seconds + _ON_ITS_WAY, _LONGEST + 1))
     if not 1 <= whole <= _LONGEST or {"*", "#"} & set(queue.split(".")):
         return None
     key = f"{'.'.join(f'{whole:0{MAX_NUMBER_OF_BITS_TO_USE}b}')}.{queue}"

@@ -104,7 +104,7 @@ class _Sender:
     def _delayed(self, producer: Any, message: Any, options: dict[str, Any]) -> dict[str, Any] | None:
         """The options with which *message* waits in the broker, or ``None`` if it shall not."""
         seconds = seconds_until_due(message, time.time())
-        if seconds < 1 or self._delays_refused or options.get("exchange"):
+        if not seconds or self._delays_refused or options.get("exchange"):
             return None
         queue = options.get("queue") or self._amqp.default_queue
         if isinstance(queue, str):

@@ -99,7 +99,7 @@ def test_delayed_tasks_wait_in_the_broker(
     assert proj.add.delay(2, 3).get(timeout=15) == 5
     assert time.time() < due - 1
     assert [result.get(timeout=60) for result in delayed] == [0, 2, 4, 6, 8]
-    assert time.time() >= due - 1
+    assert time.time() >= due
 
 
 def test_retries_of_delayed_tasks(
@@ -109,7 +109,7 @@ def test_retries_of_delayed_tasks(
     and come back to their own queue."""
     start_worker(SOURCE)
     proj = load_project(SOURCE)
-    retried = [proj.once_more.apply_async((20,), countdown=1) for _ in range(5)]
+    retried = [proj.once_more.apply_async((20,), countdown=2) for _ in range(5)]
     until(lambda: notes(out, "runs").count("0") == 5, what="all of them to be retried")
 
     assert proj.add.delay(2, 3).get(timeout=15) == 5
@@ -124,9 +124,9 @@ def test_a_delay_is_for_one_queue(
     both = SOURCE + "\napp.conf.task_queues = [Queue('eu.' + os.environ['QUEUE']), Queue(os.environ['QUEUE'])]\n"
     start_worker(both)
     proj = load_project(both)
-    proj.add.apply_async((0, 0), countdown=1).get(timeout=60)
-    result = proj.add.apply_async((1, 1), queue=f"eu.{broker.queue}", countdown=1)
+    proj.add.apply_async((0, 0), countdown=2).get(timeout=60)
+    result = proj.add.apply_async((1, 1), queue=f"eu.{broker.queue}", countdown=2)
 
     assert result.get(timeout=60) == 2
-    proj.add.apply_async((2, 2), countdown=1).get(timeout=60)
+    proj.add.apply_async((2, 2), countdown=2).get(timeout=60)
     assert sorted(notes(out, "runs")) == ["0 0", "1 1", "2 2"]
