@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery, _state, signals
 from celery.worker import state
 from kombu.message import Message
 
@@ -103,6 +103,7 @@ class InProcessWorker:
     def close(self) -> None:
         self.connection.close()
         state.reset_state()
+        _state._set_task_join_will_block(False)  # what a solo pool says of its process
 
 
 class _NoQoS:

@@ -42,7 +42,12 @@ def make_app() -> Iterator[MakeApp]:
         options = {name: conf.pop(name) for name in _OPTIONS if name in conf}
         app = cls(main, broker=broker, backend="cache+memory://", set_as_current=False, **options)
         app.conf.update(
-            {"task_default_queue": f"q-{uuid.uuid4().hex[:10]}", "hardened_dead_letter_store": "memory", **conf}
+            {
+                "task_default_queue": f"q-{uuid.uuid4().hex[:10]}",
+                "hardened_dead_letter_store": "memory",
+                "hardened_version": "v1",  # else git is asked for it
+                **conf,
+            }
         )
         made.append(app)
         return app
