@@ -171,7 +171,9 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         listed = [cls for cls in policy_of(task, self._hardening).autoretry_for if issubclass(cls, TimeLimitExceeded)]
         if not listed:
             return False
-        return publish_from_parent(task, self._context, error, marks=self.marks, hardening=self._hardening)
+        return publish_from_parent(
+            task, self._context, error, marks=self.marks, store=self.store_errors, hardening=self._hardening
+        )
 
     # --- lost child --------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from celery.exceptions import Reject
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import Reject, Retry
+from celery.signals import task_retry
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import EncodeError
@@ -132,8 +134,16 @@ def expires_at(request: Any) -> float | None:
     return None
 
 
-def publish_from_parent(task: Any, request: Any, error: BaseException, *, marks: Marks, hardening: Hardening) -> bool:
-    """Publish the next attempt of a task whose process is gone; ``False`` if there is none to publish."""
+def publish_from_parent(
+    task: Any, request: Any, error: BaseException, *, marks: Marks, store: bool, hardening: Hardening
+) -> bool:
+    """Publish the next attempt of a task whose process is gone, and tell of it as Celery would.
+
+    *store*: its state is kept in the result backend.
+
+    Returns:
+        Whether there is a next attempt, and it was published.
+    """
     verdict = decide(
         policy_of(task, hardening),
         kind="transient" if hardening.switches.get("retries") else "permanent",
@@ -156,7 +166,21 @@ def publish_from_parent(task: Any, request: Any, error: BaseException, *, marks:
     except Exception as problem:  # noqa: BLE001 - whatever the broker raised: then it is a letter
         logger.error("retry of %s could not be published: %s", task.name, problem, extra={"task_id": request.id})
         return False
+    _tell_of_retry(task, request, error, verdict.delay, store=store)
     return True
+
+
+def _tell_of_retry(task: Any, request: Any, error: BaseException, delay: float, *, store: bool) -> None:
+    """State, hook and signal of a retry that no pool process lives to tell of."""
+    info = ExceptionInfo((type(error), error, error.__traceback__))
+    if store:
+        task.backend.mark_as_retry(request.id, error, info.traceback, request=request)
+    task.request_stack.push(request)
+    try:
+        task.on_retry(error, request.id, request.args, request.kwargs, info)
+        task_retry.send(sender=task, request=request, reason=Retry(exc=error, when=delay), einfo=info)
+    finally:
+        task.request_stack.pop()
 
 
 def publish_retry(

@@ -30,6 +30,7 @@ FAILURES = [
     ("unencodable", "permanent", 1, "kombu.exceptions.EncodeError"),
     ("soft_limit", "timeout", 1, "billiard.exceptions.SoftTimeLimitExceeded"),
     ("hard_limit", "timeout", 1, "billiard.exceptions.TimeLimitExceeded"),
+    ("listed_limit", "timeout", 2, "billiard.exceptions.TimeLimitExceeded"),
     ("rejecting", "rejected", 1, "celery.exceptions.Reject"),
     ("exiting", "permanent", 1, "celery_hardened.errors.TaskExitError"),
     ("out_of_memory", "permanent", 1, "celery_hardened.errors.TaskMemoryError"),

@@ -4,6 +4,7 @@ import sys
 import time
 from pathlib import Path
 
+from billiard.exceptions import TimeLimitExceeded
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_failure, task_retry, task_success
@@ -143,6 +144,14 @@ def soft_limit(self, order):
 
 @app.task(bind=True, base=Shop, time_limit=0.7)
 def hard_limit(self, order):
+    started(self, order)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        time.sleep(0.1)
+
+
+@app.task(bind=True, base=Shop, time_limit=0.7, autoretry_for=(TimeLimitExceeded,), max_retries=1)
+def listed_limit(self, order):
     started(self, order)
     end = time.monotonic() + 20
     while time.monotonic() < end:
