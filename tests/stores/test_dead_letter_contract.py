@@ -267,9 +267,9 @@ def test_closed_letters_leave_the_open_lists_and_are_found_by_state(store: DeadL
 
 def test_a_letter_is_closed_once(store: DeadLetterStore) -> None:
     """Only open letters can be discarded; only what is not resolved or discarded can be resolved."""
-    one, two = letter(), letter()
-    store.put(one)
-    store.put(two)
+    one, two, sent = letter(), letter(), letter()
+    for each in (one, two, sent):
+        store.put(each)
     assert store.discard(one.id, by="ann", why="")
     assert store.resolve(two.id, by="ann", why="")
 
@@ -277,6 +277,11 @@ def test_a_letter_is_closed_once(store: DeadLetterStore) -> None:
         assert not store.discard(each.id, by="bob", why="")
         assert not store.resolve(each.id, by="bob", why="")
         assert [entry.by for entry in store.get(each.id).audit] == ["ann"]
+
+    store.begin_redrive([sent.id], token="t", by="ann", why="", lease=60)
+    store.finish_redrive([sent.id], token="t")
+    assert not store.discard(sent.id, by="bob", why="")
+    assert store.resolve(sent.id, by="w1", why="")
 
 
 def test_the_audit_is_bounded(store: DeadLetterStore) -> None:

@@ -9,12 +9,14 @@ from importlib import resources
 from typing import Any
 
 import pytest
+from celery import Celery
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_hardened.dead_letter import store as store_module
 from celery_hardened.dead_letter.contract import DeadLetterStore, Query, StoredLetter
+from celery_hardened.dead_letter.redrive import redrive
 from celery_hardened.dead_letter.store import RedisDeadLetterStore, base_key
 from celery_hardened.errors import EnvelopeError, StoreUnavailableError
 from tests.stores.letters import ROOMY, letter, redriven
@@ -183,6 +185,26 @@ def test_a_sweep_applies_a_bound_that_was_lowered(client: Redis) -> None:
 
     assert [*tight.ids(Query())] == [*ids[4:], other.id]
     assert tight.stats().dropped == {"count": 4}
+
+
+def test_a_redrive_leaves_alone_what_its_own_messages_end_in(client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redrive of more letters than one step walks must not chase the ones that die again meanwhile."""
+    monkeypatch.setattr(store_module, "_BUDGET", 2)
+    store = RedisDeadLetterStore(client, prefix="p", retention=ROOMY)
+    ids = [letter().id for _ in range(6)]
+    for one in ids:
+        store.put(letter(one))
+
+    def die_again(seen: int, _total: int) -> None:
+        if seen < 50:
+            store.put(letter())
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    report = redrive(app, store, Query(), by="ann", why="", redrive_max=3, batch=2, progress=die_again)
+
+    assert report.sent == 6
+    assert {store.get(one).state for one in ids} == {"redriven"}
+    assert store.count(Query()) == 3
 
 
 def test_scripts_use_no_command_newer_than_redis_6_2() -> None:
