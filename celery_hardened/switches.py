@@ -94,10 +94,16 @@ class Switches:
         found = {}
         for raw_name, raw in self._read().items():
             try:
-                found[raw_name.decode()] = SwitchState(**json.loads(raw))
-            except (ValueError, TypeError):
+                found[raw_name.decode()] = _state(json.loads(raw))
+            except (ValueError, TypeError, LookupError):
                 logger.warning("the stored state of kill switch %r is unreadable and was ignored", raw_name)
         return found
+
+
+def _state(stored: Any) -> SwitchState:
+    if not isinstance(stored["on"], bool):
+        raise ValueError(f"'on' is {stored['on']!r}")
+    return SwitchState(on=stored["on"], by=str(stored["by"]), why=str(stored["why"]), at=float(stored["at"]))
 
 
 def _check(name: str) -> None:

@@ -17,7 +17,7 @@ def work_id(*, task: str, root_id: str | None, key: str | None, body: bytes | st
     """
     raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     parts = (key,) if key else (task, root_id or "")
-    digest = hashlib.sha256("\0".join(parts).encode())
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass"))
     if not key:
         digest.update(raw)
     return digest.hexdigest()[:32]
