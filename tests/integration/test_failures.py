@@ -101,3 +101,18 @@ def test_what_is_no_failure_leaves_no_letter(start_worker: StartWorker, load_pro
     assert signals(out, quiet.id) == ["retry", "success"]
     assert notes(out, "contexts") == ["pushed", "pushed"]
     assert letters(project) == []
+
+
+def test_memory_error_outside_of_the_body_spares_the_worker(
+    start_worker: StartWorker, load_project: LoadProject, out: Path
+) -> None:
+    """Celery raises a MemoryError from a hook again in the worker's main process; here it is a letter."""
+    worker = start_worker(SHOP)
+    project = load_project(SHOP)
+    hungry = project.hungry_hook.delay("h")
+
+    stored = letter_of(project, hungry.id)
+    assert stored.letter.error_type == "celery_hardened.errors.TaskMemoryError"
+    assert project.fine.delay("after").get(timeout=60) == "after"
+    assert worker.running
+    assert starts(out, "hungry_hook", "h") == 1

@@ -182,6 +182,19 @@ def out_of_memory(self, order):
     raise MemoryError("64 GiB")
 
 
+class HungryHook(Shop):
+    abstract = True
+
+    def on_success(self, retval, task_id, args, kwargs):
+        raise MemoryError("in a hook, outside of the task's body")
+
+
+@app.task(bind=True, base=HungryHook)
+def hungry_hook(self, order):
+    started(self, order)
+    return order
+
+
 @app.task(bind=True, base=Shop)
 def killer(self, order):
     started(self, order)
