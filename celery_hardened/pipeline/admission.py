@@ -7,13 +7,16 @@ everything it relies on is looked at first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from celery.app.task import Context
 from celery.utils.time import maybe_iso8601
 
 _EMBED_LISTS = ("callbacks", "errbacks", "chain")
+_EMBED = frozenset({*_EMBED_LISTS, "chord"})
 
 
 def header_problem(headers: Mapping[str, Any], *, now: datetime, max_eta: float) -> str | None:
@@ -58,8 +61,12 @@ def body_problem(payload: Any) -> str | None:
         return f"the kwargs are {_kind(kwargs)}, not a mapping of names"
     if embed is None:
         return "the embed is null, not a mapping"
-    if not isinstance(embed, Mapping):
-        return f"the embed is {_kind(embed)}, not a mapping"
+    if not isinstance(embed, Mapping) or not all(isinstance(name, str) for name in embed):
+        return f"the embed is {_kind(embed)}, not a mapping of names"
+    forged = sorted(name for name in embed if name not in _EMBED and hasattr(Context, name))
+    if forged:
+        # Celery lays the embed over the request: one that says "is_eager" would be believed.
+        return f"the embed holds {forged[0]!r}, which is not its to say"
     for name in _EMBED_LISTS:
         links = embed.get(name)
         if links is not None and not (isinstance(links, (list, tuple)) and all(isinstance(x, Mapping) for x in links)):
@@ -75,7 +82,8 @@ def _timelimit_problem(limits: Any) -> str | None:
     if not isinstance(limits, (list, tuple)) or len(limits) != 2:
         return f"header 'timelimit' is {_kind(limits)}, not a pair"
     for limit in limits:
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 0):
+        number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+        if limit is not None and not (number and 0 <= limit < math.inf):  # NaN would upset the pool's timers
             return f"header 'timelimit' holds {_kind(limit)}, not seconds"
     return None
 

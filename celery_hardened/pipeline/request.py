@@ -63,6 +63,8 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         packed = pack(message, getattr(message, "hardened_queue", ""))
         self._packed = packed
         request: dict[str, Any] = self._request_dict
+        if request.get("retries") is None:
+            request["retries"] = 0  # null is what other producers may say; Celery itself always counts
         # The child needs the raw message for a faithful letter. The same objects travel in the
         # same pickle as the request itself, so this costs few bytes; see letters.WIRE for the place.
         request["properties"] = {**(request.get("properties") or {}), WIRE: packed}
