@@ -30,6 +30,7 @@ def main(number: int = 10_000, kills: int = 3, seed: int | None = None) -> int:
             for _ in range(kills):
                 killed = redrive_kill.run_killed(valkey.url, "bench", dice=dice)
                 print(f"killed {killed}" if killed else "was through before it could be killed")
+                consumer.pause()
             print(f"last run: {redrive_kill.run_to_the_end(valkey.url, 'bench')} (letters seen, letters there)")
         states, left = store.stats().by_state, store.count(Query())
 

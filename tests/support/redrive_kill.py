@@ -53,7 +53,12 @@ def fill(store: RedisDeadLetterStore, queue: str, number: int) -> list[str]:
 
 @dataclass(slots=True)
 class Consumer:
-    """A worker's side of the protocol: takes messages off the queue and starts those that may run."""
+    """
+    A worker's side of the protocol: takes messages off the queue and starts those that may run.
+
+    While it is paused, what killed redrives sent without marking it piles up beside
+    what their successors send instead.
+    """
 
     url: str
     queue: str
@@ -61,9 +66,11 @@ class Consumer:
     starts: Counter[str] = field(default_factory=Counter)
     messages: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
+    _works: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> Consumer:
+        self._works.set()
         self._thread = threading.Thread(target=self._consume)
         self._thread.start()
         return self
@@ -71,14 +78,20 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         """Take what is left, then stop."""
         self._done.set()
+        self._works.set()
         assert self._thread is not None
         self._thread.join()
+
+    def pause(self) -> None:
+        """Leave the queue alone until the end."""
+        self._works.clear()
 
     def _consume(self) -> None:
         app = Celery("consumer", broker=self.url, set_as_current=False)
         with app.connection_for_read() as connection:
             channel = connection.default_channel
             while True:
+                self._works.wait()
                 ending = self._done.is_set()
                 message = channel.basic_get(self.queue, no_ack=True)
                 if message is not None:
@@ -86,8 +99,7 @@ class Consumer:
                 elif ending:
                     return
                 else:
-                    # Now and then a pause, so that messages of two redrives are there together.
-                    self._done.wait(random.uniform(0.0, 0.2))
+                    self._done.wait(0.02)
 
     def _start(self, headers: object) -> None:
         self.messages += 1
