@@ -9,6 +9,7 @@ from types import ModuleType
 
 import psutil
 import pytest
+
 from tests.fixtures.processes import LoadProject, StartWorker
 from tests.support.letters import letters
 from tests.support.notes import notes
