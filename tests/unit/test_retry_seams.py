@@ -240,7 +240,7 @@ def test_explicit_and_automatic_retries_share_one_policy(app: Celery) -> None:
         ({"eta": datetime.now(timezone.utc) + timedelta(hours=2)}, 7200),
         ({"eta": (datetime.now(timezone.utc) + timedelta(hours=2)).isoformat()}, 7200),
     ],
-    ids=str,
+    ids=["later", "at-once", "before-now", "a-fraction", "a-day", "eta", "eta-as-text"],  # no times: ids must repeat
 )
 def test_an_explicit_time_is_taken_as_it_is(app: Celery, options: dict[str, Any], seconds: float) -> None:
     """Not jittered, not capped by retry_backoff_max, not cut by the horizon."""
