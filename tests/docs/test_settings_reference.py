@@ -64,7 +64,7 @@ def expected() -> list[str]:
         if headings[field.name] != last:
             last = headings[field.name]
             heading = last[0].upper() + last[1:]
-            lines += ["", f"### {heading}", "", "| setting | default | may be | meaning |", "|---|---|---|---|"]
+            lines += ["", f"## {heading}", "", "| setting | default | may be | meaning |", "|---|---|---|---|"]
         lines.append(
             f"| `hardened_{field.name}` | {shown(field.default)} | {allowed(field.name)} | {said[field.name]} |"
         )
