@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from celery_hardened.dead_letter.contract import Retention
+from celery_hardened.dead_letter.contract import DeadLetterStore, Query, Retention
 from celery_hardened.dead_letter.letter import DeadLetter
 
 _numbers = itertools.count(1)
@@ -40,3 +40,8 @@ def redriven(before: DeadLetter, *, token: str = "t", **fields: Any) -> DeadLett
     headers = {**before.headers, "hardened": {"v": 1, "redrives": before.redrives + 1, "redrive": [before.id, token]}}
     changes = {"headers": headers, "redrives": before.redrives + 1, "task_id": before.task_id}
     return letter(f"{before.task_id}-{before.redrives + 1}-0", **{**changes, **fields})
+
+
+def listed(store: DeadLetterStore, **query: Any) -> list[str]:
+    """Ids of what matches, newest first."""
+    return [stored.letter.id for stored in store.find(Query(**query), limit=1000).letters]
