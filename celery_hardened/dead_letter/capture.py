@@ -93,8 +93,10 @@ def from_wire(
     attempts = [Attempt(at, _clean(where), _clean(error)) for at, where, error in marks.history]
     if started if started is not None else reason not in _NEVER_STARTED:
         attempts.append(Attempt(now, worker, error_type.rpartition(".")[2]))
+    # The id in a malformed message may be anything, and in every message of its producer the same.
+    trusted = who.task_id if reason != "malformed" else None
     return DeadLetter(
-        id=letter_id(who.task_id, marks.redrives, who.retries, _tag(wire), wire.body),
+        id=letter_id(trusted, marks.redrives, who.retries, _tag(wire), wire.body),
         reason=reason,
         task=who.task,
         task_id=who.task_id,
