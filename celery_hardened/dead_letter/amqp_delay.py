@@ -30,6 +30,8 @@ from celery_hardened.dead_letter.amqp_queue import another_channel
 #: Where a delayed message is published to.
 DELAY_EXCHANGE: str = level_name(MAX_LEVEL)
 
+_DELAY_EXCHANGES = frozenset({CELERY_DELAYED_DELIVERY_EXCHANGE, *map(level_name, range(MAX_LEVEL + 1))})
+
 #: Seconds between a countdown and its publish. Without them a countdown of 1 would be none.
 _ON_ITS_WAY = 0.1
 
@@ -51,11 +53,14 @@ def delay_key(queue: str, seconds: float) -> str | None:
 
 
 def delayed_queue(exchange: object, routing_key: object) -> str | None:
-    """The queue for which a message came by the delivery exchange; ``None`` if it did not."""
-    if exchange != CELERY_DELAYED_DELIVERY_EXCHANGE or not isinstance(routing_key, str):
+    """The queue for which a message came delayed; ``None`` if it did not come so.
+
+    It says the exchange it was last dead-lettered to: the one below its lowest bit.
+    """
+    if not isinstance(exchange, str) or exchange not in _DELAY_EXCHANGES or not isinstance(routing_key, str):
         return None
-    parts = routing_key.split(".", MAX_NUMBER_OF_BITS_TO_USE)
-    return parts[-1] if len(parts) > MAX_NUMBER_OF_BITS_TO_USE else None
+    *bits, queue = routing_key.split(".", MAX_NUMBER_OF_BITS_TO_USE)
+    return queue if len(bits) == MAX_NUMBER_OF_BITS_TO_USE else None
 
 
 def seconds_until_due(message: Any, now: float) -> float:

@@ -106,11 +106,11 @@ def test_retries_of_delayed_tasks(
     start_worker: StartWorker, load_project: LoadProject, broker: Broker, out: Path
 ) -> None:
     """Tasks that came with a delay wait in the broker again when they are retried with one,
-    and come back to their own queue."""
+    and come back to their own queue. By which exchange they come depends on the bits of the delay."""
     start_worker(SOURCE)
     proj = load_project(SOURCE)
-    retried = [proj.once_more.apply_async((20,), countdown=2) for _ in range(5)]
-    until(lambda: notes(out, "runs").count("0") == 5, what="all of them to be retried")
+    retried = [proj.once_more.apply_async((30,), countdown=1 + n) for n in range(6)]
+    until(lambda: notes(out, "runs").count("0") == 6, what="all of them to be retried")
 
     assert proj.add.delay(2, 3).get(timeout=15) == 5
     assert "1" not in notes(out, "runs")

@@ -21,7 +21,8 @@ def test_the_key_is_celerys(seconds: float) -> None:
     key = delay_key("eu.orders", seconds)
 
     assert key == calculate_routing_key(int(seconds), "eu.orders")
-    assert delayed_queue("celery_delayed_delivery", key) == "eu.orders"
+    for exchange in ("celery_delayed_delivery", "celery_delayed_0", "celery_delayed_27"):
+        assert delayed_queue(exchange, key) == "eu.orders"
 
 
 def test_a_countdown_loses_nothing_on_its_way() -> None:

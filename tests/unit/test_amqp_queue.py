@@ -28,7 +28,7 @@ def test_copies(cls: type[Queue]) -> None:
         assert (other, other.delivery_limit, other.max_length, other.alias) == (queue, 30, 3, "a")
     assert queue.on_declared is print
     plain = Queue.from_dict("orders", **{k: v for k, v in queue.as_dict(recurse=True).items() if k != "name"})
-    assert plain.max_length == 3
+    assert (plain.name, plain.routing_key) == ("orders", "o")
     assert hash(queue) == hash(cls("orders"))
 
 
