@@ -30,6 +30,11 @@ class _Work:
         if self.alone == token:
             self.alone = None
 
+    @property
+    def empty(self) -> bool:
+        """Redis keeps no hash without fields; so a record that says nothing is none."""
+        return not (self.open or self.died or self.carried or self.presumed or self.alone)
+
 
 class InMemoryDeathStore:
     """The contract of ``RedisDeathStore`` for one process. A killed process takes it along."""
@@ -61,8 +66,8 @@ class InMemoryDeathStore:
         with self._lock:
             if finished:
                 self._works.pop(start.work, None)
-            elif start.work in self._works:
-                self._works[start.work].close(start.token)
+            else:
+                self._end(start)
 
     def record_death(self, start: Start) -> Record:
         with self._lock:
@@ -73,6 +78,12 @@ class InMemoryDeathStore:
 
     def record_return(self, start: Start) -> None:
         with self._lock:
-            if start.work in self._works:
-                self._works[start.work].close(start.token)
+            self._end(start)
             self._returned.add((start.work, start.task_id))
+
+    def _end(self, start: Start) -> None:
+        work = self._works.get(start.work)
+        if work is not None:
+            work.close(start.token)
+            if work.empty:
+                del self._works[start.work]
