@@ -57,7 +57,7 @@ def lay_app_wide(app: Celery) -> dict[str, Any]:
     for name, value in wanted.items():
         if not set_by_user(conf, name):
             if conf[name] != value:  # else it is Celery's own default
-                laid[name] = value
+                laid[name] = dict(value) if isinstance(value, dict) else value  # an app may change its own
         elif isinstance(value, dict) and isinstance(conf[name], Mapping):
             # The user's dict wins key by key; it is replaced by the union in its own place.
             added = {key: item for key, item in value.items() if key not in conf[name]}
