@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
@@ -48,6 +49,8 @@ class Hardening:
         """Celery settings we laid in, for the log line."""
         self.cut_short: list[Any] = []
         """Requests whose run a cold shutdown ended; their messages go back."""
+        self.observed: Counter[str] = Counter()
+        """What a dry run would have done in this process, and how often."""
         self._queues_adopted = False
 
     @staticmethod

@@ -115,7 +115,7 @@ class Settings:
     message is given back."""
 
     park_chords: bool = True
-    """Keep the chord of a dead letter open, so that a redrive completes it."""
+    """Keep the chord of a hardened task's dead letter open, so that a redrive completes it."""
 
     redrive_max: int = 3
     """A task redriven this often is refused unless forced."""

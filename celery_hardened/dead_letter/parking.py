@@ -12,7 +12,6 @@ when they are parked and again from time to time (``keep_groups_alive``).
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from typing import Any
 
 from celery import Celery, states
 from celery.app.task import Context
+from kombu.serialization import loads, prepare_accept_content
 
 from celery_hardened.dead_letter.letter import DeadLetter
 from celery_hardened.errors import DeadLetterError
@@ -102,16 +102,25 @@ def group_gone(app: Celery, letter: DeadLetter) -> str | None:
 
 
 def fail_parked(app: Celery, letter: DeadLetter) -> None:
-    """Fail the chord of a parked letter that is discarded, and fire its errbacks."""
-    headers = dict(letter.headers)
+    """Fail the chord of a parked letter that is about to be discarded, and fire its errbacks.
+
+    Raises:
+        DeadLetterError: Its body cannot be read with the app's ``accept_content``; the letter stays.
+    """
     try:
-        args, kwargs, embed = json.loads(letter.body)
-    except ValueError as problem:
+        args, kwargs, embed = loads(
+            letter.body,
+            letter.content_type,
+            letter.content_encoding,
+            accept=prepare_accept_content(app.conf.accept_content),
+        )
+    except Exception as problem:
         raise DeadLetterError(
-            f"letter {letter.id} was discarded, but its body is no JSON ({problem}), so its chord "
-            f"could not be told. It fails when result_chord_expires ends it."
+            f"letter {letter.id} is parked and was not discarded: its body cannot be read "
+            f"({type(problem).__name__}), so its chord could not be told. Allow its content type "
+            f"({letter.content_type}) in accept_content, or let retention drop the letter."
         ) from problem
     error = DeadLetterError(f"{letter.task} became dead letter {letter.id} ({letter.error_type}) and was discarded")
-    request = Context(headers, args=args, kwargs=kwargs, called_directly=False, **(embed or {}))
+    request = Context(dict(letter.headers), args=args, kwargs=kwargs, called_directly=False, **(embed or {}))
     app.backend.mark_as_failure(letter.task_id, error, request=request, state=states.FAILURE)
     logger.warning("discarded dead letter %s: its chord was failed", letter.id, extra={"task_id": letter.task_id})

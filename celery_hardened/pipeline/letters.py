@@ -71,9 +71,12 @@ def letter_for(
 
 
 def observed(hardening: Hardening, what: str, *args: object) -> bool:
-    """In a dry run, log what would be done; ``True`` if it is one and nothing may be done."""
+    """In a dry run, log and count what would be done; ``True`` if it is one and nothing may be done."""
     if hardening.settings.observe:
-        logger.warning(f"observing: would {what}", *args)  # noqa: G004 - what is a format itself
+        hardening.observed[what] += 1
+        times = hardening.observed[what]
+        # what is a format itself
+        logger.warning(f"observing: would {what}", *args, extra={"observed": times})  # noqa: G004
         return True
     return False
 
@@ -127,11 +130,15 @@ def write(hardening: Hardening, letter: DeadLetter) -> None:
 
 
 def may_park(hardening: Hardening, task: Any, request: Any) -> bool:
-    """Is the letter of this request to be parked: a chord waits, parking is wanted, and possible?"""
+    """Is the letter of this request to be parked: a chord waits, parking is wanted, and possible?
+
+    ``park_chords`` on the task decides; without it hardened tasks follow ``hardened_park_chords``,
+    and contained ones fail their chord at once, as plain Celery does.
+    """
     if chord_group(request) is None:
         return False
     wanted = getattr(task, "park_chords", None)
-    wanted = hardening.settings.park_chords if wanted is None else wanted
+    wanted = hardening.settings.park_chords and task.is_hardened if wanted is None else wanted
     return bool(wanted) and can_park(task) and hardening.switches.get("parking")
 
 

@@ -114,10 +114,12 @@ class HardenedRequest(_Request):  # type: ignore[misc]
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft or state.should_terminate:
             return super().on_timeout(soft, timeout)
-        if self._timed_out_and_retried:
-            state.task_ready(self)
-            return None
         error = TimeLimitExceeded(timeout)
+        # gevent comes here without on_failure, where prefork has decided already.
+        if self._timed_out_and_retried or (self.task.is_hardened and self._retry_timeout(error)):
+            state.task_ready(self)
+            self.acknowledge()
+            return None
         if not self._bury(error, "timeout"):
             return None
         return super().on_timeout(soft, timeout)

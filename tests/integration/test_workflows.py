@@ -166,3 +166,15 @@ def test_redrive_refuses_when_the_chord_is_gone(
     assert "body never run" in report.refused[stored.letter.id]
     assert letters(project)[0].state == "parked"
     assert RedriveRefusedError  # the class a single redrive raises; the report collects its sentences
+
+
+def test_contained_member_fails_its_chord_as_plain_celery_does(
+    start_worker: StartWorker, load_project: LoadProject
+) -> None:
+    """A contained task's failure is a letter, and nothing else changes: its chord fails at once."""
+    start_worker(SHOP)
+    project = load_project(SHOP)
+    body = chord([project.fine.s(1), project.plain_broken.s(2)])(project.total.s())
+
+    assert letter_of(project, body.parent.results[1].id).state == "dead"
+    until(lambda: body.state == "FAILURE", what="the chord to fail")
