@@ -74,6 +74,46 @@ class BoundedTask(HardenedTask):
     retry_for = 60.0
 
 
+# --- tasks are defined, called and overridden as ever ---------------------------------------------
+
+
+@app.task(base=BillingTask, log_args=("invoice_id",))  # type: ignore[untyped-decorator]
+def charge(invoice_id: str, *, again: bool = False) -> str:
+    return invoice_id if again else "charged"
+
+
+@app.task(bind=True, base=HardenedTask, autoretry_for=(GatewayDownError,))  # type: ignore[untyped-decorator]
+def ship(self: HardenedTask, order: int) -> None:
+    try:
+        charge("i1", again=bool(order))
+    except GatewayDownError as error:
+        raise self.retry(exc=error, countdown=1.5, max_retries=3) from error
+
+
+class WithContext(HardenedTask):
+    """The documented pattern, and Celery's hooks."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        logging.getLogger("shop").error("%s failed: %s", task_id, exc, extra={"task": self.name})
+
+
+class Report(HardenedTask):
+    """A class task."""
+
+    name = "shop.report"
+
+    def run(self, day: str) -> str:
+        return day
+
+
+app.register_task(Report())
+
+
 # --- dead letters ---------------------------------------------------------------------------------
 
 
