@@ -26,6 +26,7 @@ from celery_hardened.dead_letter.amqp_policy import dead_letter_queue
 from celery_hardened.dead_letter.amqp_queue import look
 from celery_hardened.dead_letter.broker_letter import dispose
 from celery_hardened.dead_letter.contract import DeadLetterStore
+from celery_hardened.dead_letter.keep import keep
 from celery_hardened.dead_letter.letter import DeadLetter
 from celery_hardened.dead_letter.put_back import PutBack
 from celery_hardened.errors import StoreUnavailableError
@@ -189,8 +190,10 @@ class DrainDeadLetterQueues(bootsteps.StartStopStep):  # type: ignore[misc]
         letter = disposal.letter
         if disposal.go_back and self._put_back(wire, queue):
             _log(logging.WARNING, letter, "is back in its queue, it has killed no worker:")
-        elif self.into.store().put(letter):
-            _log(logging.ERROR, letter, f"is dead letter {letter.id}, {letter.reason}:")
+            return
+        kept, new = keep(self.into.store(), letter)
+        if new:
+            _log(logging.ERROR, letter, f"is dead letter {kept}, {letter.reason}:")
 
     # --- while it cannot be done ------------------------------------------------------------------
 

@@ -148,6 +148,12 @@ def letter_id(task_id: str | None, redrives: int, attempt: int, delivery_tag: st
     return _encodable(f"{task_id}-{redrives}-{attempt}")
 
 
+def other_id(letter_id: str, first_published: float | None, body: bytes) -> str:
+    """The id of a failure whose ``letter_id`` names the failure of another message already."""
+    said = hashlib.sha256(f"{first_published!r}\0".encode() + body).hexdigest()
+    return f"{letter_id}~{said[:12]}"
+
+
 _VOLATILE = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+|'[^']*'|\"[^\"]*\"")
 
 

@@ -25,6 +25,7 @@ from billiard import common as billiard_common
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 
+from celery_hardened.dead_letter.keep import keep, kept_as
 from celery_hardened.dead_letter.letter import Reason, letter_id
 from celery_hardened.dead_letter.parking import chord_group
 from celery_hardened.errors import (
@@ -38,7 +39,17 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in, is_redriven
 from celery_hardened.pipeline import eager
-from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, may_park, observed, park, patiently, write
+from celery_hardened.pipeline.letters import (
+    ALONE,
+    START,
+    WIRE,
+    letter_for,
+    may_park,
+    observed,
+    park,
+    patiently,
+    write,
+)
 from celery_hardened.pipeline.retry import NOTES, publish_retry, verdict_on
 from celery_hardened.poison.contract import Start, work_id
 from celery_hardened.poison.policy import is_suspect, judge
@@ -231,7 +242,7 @@ class _Attempt:
             group_id=chord_group(self.request),
         )
         if self.request.is_eager:
-            self.hardening.eager_dead_letters.put(letter)
+            keep(self.hardening.eager_dead_letters, letter)
             eager.remember(self.request.id, error)
             raise error
         try:
@@ -296,12 +307,13 @@ class _Attempt:
         """This run succeeded: close the letter it was redriven from, or that a killed run left."""
         if self.request.is_eager:
             return
-        ids = [self.marks.redrive[0]] if self.marks.redrive else []
-        if self.redelivered:
-            ids.append(letter_id(str(self.request.id), self.marks.redrives, self.request.retries, ""))
+        store, ids = self.hardening.dead_letters, [self.marks.redrive[0]] if self.marks.redrive else []
         try:
+            if self.redelivered:
+                left = letter_id(str(self.request.id), self.marks.redrives, self.request.retries, "")
+                ids.append(kept_as(store, left, self.marks.first_published, self.wire.body))
             for found in ids:
-                self.hardening.dead_letters.resolve(found, by=str(self.request.hostname), why="a later run succeeded")
+                store.resolve(found, by=str(self.request.hostname), why="a later run succeeded")
         except StoreUnavailableError as problem:
             logger.warning("dead letter of %s stays open though it succeeded: %s", self.task.name, problem)
 

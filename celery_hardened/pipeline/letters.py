@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from celery_hardened.dead_letter.capture import from_wire
 from celery_hardened.dead_letter.describe import cut_middle, describe
+from celery_hardened.dead_letter.keep import keep
 from celery_hardened.dead_letter.letter import DeadLetter, Reason
 from celery_hardened.dead_letter.parking import can_park, chord_group, detach, keep_groups_alive
 from celery_hardened.errors import StoreUnavailableError
@@ -109,10 +110,10 @@ def patiently(
 
 def write(hardening: Hardening, letter: DeadLetter) -> None:
     """Write *letter* once. Raises ``StoreUnavailableError``."""
-    new = hardening.dead_letters.put(letter)
+    kept, new = keep(hardening.dead_letters, letter)
     logger.error(
         "dead letter %s: %s %s (%s)%s",
-        letter.id,
+        kept,
         letter.task or "<no task>",
         letter.reason,
         letter.error_type,

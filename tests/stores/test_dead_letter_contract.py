@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from celery_hardened.dead_letter.contract import Audit, DeadLetterStore, Query, StoredLetter
+from celery_hardened.dead_letter.keep import keep, kept_as
 from celery_hardened.dead_letter.letter import letter_id
 from celery_hardened.errors import DeadLetterNotFoundError
 from tests.stores.conftest import MakeStore
@@ -90,6 +91,28 @@ def test_a_letter_that_asks_to_be_kept_for_ever_is_kept_long(store: DeadLetterSt
     assert store.put(written)
     assert store.sweep() == 0
     assert listed(store) == [written.id]
+
+
+def test_a_task_id_that_is_published_again_fails_under_an_id_of_its_own(store: DeadLetterStore) -> None:
+    """
+    A user's own ``task_id="sync-42"``, or a task that ``replace()`` put in another's place: the second
+    message's failure is no repetition of the first's, whatever became of that. A redelivery still is one.
+    """
+    first = letter("sync-42-0-0", task_id="sync-42", first_published=1.0)
+    second = replace(first, first_published=2.0, body=b'[["i2"], {}, {}]')
+    plain = replace(first, first_published=None, body=b'[["i3"], {}, {}]')  # from a producer that stamps nothing
+
+    assert keep(store, first) == ("sync-42-0-0", True)
+    assert keep(store, first) == ("sync-42-0-0", False)
+    assert store.discard(first.id, by="me", why="")
+    for another in (second, plain):
+        kept, new = keep(store, another)
+        assert new
+        assert kept == kept_as(store, first.id, another.first_published, another.body) != first.id
+        assert keep(store, another) == (kept, False)
+        assert store.get(kept).letter.body == another.body
+    assert kept_as(store, first.id, first.first_published, first.body) == first.id
+    assert len(listed(store)) == 2
 
 
 # --- finding -------------------------------------------------------------------------------------
