@@ -48,10 +48,11 @@ from celery_hardened.pipeline.letters import (
     observed,
     park,
     patiently,
+    work_of,
     write,
 )
 from celery_hardened.pipeline.retry import NOTES, publish_retry, verdict_on
-from celery_hardened.poison.contract import Start, work_id
+from celery_hardened.poison.contract import Start
 from celery_hardened.poison.policy import is_suspect, judge
 from celery_hardened.retry.policy import RetryIn
 from celery_hardened.wire import Wire, unpack
@@ -286,7 +287,7 @@ class _Attempt:
     @cached_property
     def start(self) -> Start:
         """This start, under the token the parent gave it."""
-        work = work_id(task=self.task.name, root_id=self.request.root_id, key=self.marks.key, body=self.wire.body)
+        work = work_of(self.wire, self.marks.key)
         token = (self.request.properties or {}).get(START) or uuid4().hex
         return Start(work, str(self.request.id), token, self.marks.deaths)
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from celery_hardened.dead_letter.capture import from_wire
+from celery_hardened.dead_letter.capture import from_wire, identify
 from celery_hardened.dead_letter.describe import cut_middle, describe
 from celery_hardened.dead_letter.keep import keep
 from celery_hardened.dead_letter.letter import DeadLetter, Reason
 from celery_hardened.dead_letter.parking import can_park, chord_group, detach, keep_groups_alive
 from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.hardening import Hardening
+from celery_hardened.poison.contract import work_id
 from celery_hardened.wire import Wire
 
 logger = logging.getLogger("celery_hardened.dead_letter")
@@ -69,6 +70,16 @@ def letter_for(
         parked=parked,
         group_id=group_id or letter.group_id,
     )
+
+
+def work_of(wire: Wire, key: str | None) -> str:
+    """Name the work that *wire* asks for, for the store of deaths.
+
+    From the message alone, so that parent, pool process and drain name it alike: a task may be
+    registered under a second name, and a message of protocol 1 has no headers.
+    """
+    who = identify(wire)
+    return work_id(task=who.task or "", root_id=who.root_id, key=key, body=wire.body)
 
 
 def observed(hardening: Hardening, what: str, *args: object) -> bool:

@@ -31,9 +31,9 @@ from celery_hardened.errors import StoreUnavailableError, TaskMemoryError, TaskP
 from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in
-from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, may_park, observed, park, write
+from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, may_park, observed, park, work_of, write
 from celery_hardened.pipeline.retry import policy_of, publish_from_parent
-from celery_hardened.poison.contract import Start, work_id
+from celery_hardened.poison.contract import Start
 from celery_hardened.poison.policy import is_suspect, judge
 from celery_hardened.poison.rebirth import publish_again
 from celery_hardened.wire import Wire, pack, unpack
@@ -94,10 +94,7 @@ class HardenedRequest(_Request):  # type: ignore[misc]
     @cached_property
     def start(self) -> Start:
         """This delivery's start, as the store of deaths knows it."""
-        headers = self._wire.headers
-        work = work_id(
-            task=str(headers.get("task")), root_id=headers.get("root_id"), key=self.marks.key, body=self._wire.body
-        )
+        work = work_of(self._wire, self.marks.key)
         return Start(work, str(self.id), uuid4().hex, self.marks.deaths)
 
     def run_alone(self) -> None:
