@@ -7,6 +7,7 @@ so it is done here once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -113,6 +114,53 @@ def unpack(packed: Packed) -> Wire:
 def capture(message: Message, queue: str = "") -> Wire:
     """Take *message* as it arrived. Never raises."""
     return unpack(pack(message, queue))
+
+
+def source_queue(info: Mapping[str, Any], *, tags: Mapping[Any, Any], queues: Mapping[str, Any]) -> str:
+    """The queue a message was consumed from: where its next start, its retry and its redrive have to go.
+
+    AMQP says it by consumer tag. kombu's virtual transports, Redis among them, say only
+    exchange and routing key, so the bindings are asked which queue those reach.
+
+    Args:
+        info: The message's ``delivery_info``.
+
+        tags: The consumer's tag for each queue.
+
+        queues: The queues this worker consumes, by name (``kombu.Queue``).
+
+    Returns:
+        Its name; the routing key if no queue of this worker fits.
+    """
+    tag = info.get("consumer_tag")
+    if tag is not None:
+        for queue, active in tags.items():
+            if active == tag:
+                return str(queue)
+    exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    if exchange:
+        for name, queue in queues.items():
+            if _reached(queue, exchange, key):
+                return str(name)
+    if key in queues:
+        return key
+    return str(next(iter(queues))) if len(queues) == 1 else key
+
+
+def _reached(queue: Any, exchange: str, key: str) -> bool:
+    """Does a message that was sent to *exchange* with *key* reach *queue*?"""
+    bindings = [(queue.exchange, queue.routing_key), *((one.exchange, one.routing_key) for one in queue.bindings or ())]
+    for bound, wanted in bindings:
+        if bound is not None and bound.name == exchange and _fits(str(bound.type), key, str(wanted or "")):
+            return True
+    return False
+
+
+def _fits(kind: str, key: str, wanted: str) -> bool:
+    if kind == "topic":
+        words = ({"*": r"[^.]+", "#": ".*"}.get(word, re.escape(word)) for word in wanted.split("."))
+        return re.fullmatch(r"\.".join(words), key) is not None
+    return kind == "fanout" or key == wanted
 
 
 def send(

@@ -29,7 +29,7 @@ from celery_hardened.pipeline.publish import HIDDEN
 from celery_hardened.pipeline.upkeep import Upkeep, note_returns
 from celery_hardened.poison.isolation import Isolation
 from celery_hardened.poison.policy import judge
-from celery_hardened.wire import capture
+from celery_hardened.wire import capture, source_queue
 
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer as _Consumer
@@ -230,24 +230,6 @@ class HardenedConsumer(_Consumer):  # type: ignore[misc]
         super().on_close()
 
     def _queue_of(self, message: Any) -> str:
-        """The queue *message* was consumed from.
-
-        AMQP says it by consumer tag. The Redis transport says exchange and routing key,
-        and those of a direct message name the queue.
-        """
         info = message.delivery_info if isinstance(message.delivery_info, dict) else {}
-        consumer = self.task_consumer
-        tag = info.get("consumer_tag")
-        if tag is not None and consumer is not None:
-            for queue, active in getattr(consumer, "_active_tags", {}).items():
-                if active == tag:
-                    return str(queue)
-        key = info.get("routing_key")
-        queues = self.app.amqp.queues.consume_from
-        if key in queues:
-            return str(key)
-        for name, queue in queues.items():
-            exchange = queue.exchange.name if queue.exchange else ""
-            if exchange == info.get("exchange") and queue.routing_key == key:
-                return str(name)
-        return str(next(iter(queues))) if len(queues) == 1 else str(key or "")
+        tags = getattr(self.task_consumer, "_active_tags", {})
+        return source_queue(info, tags=tags, queues=self.app.amqp.queues.consume_from)

@@ -19,10 +19,11 @@ from kombu.exceptions import EncodeError
 
 from celery_hardened.hardening import Hardening
 from celery_hardened.marks import HEADER, Marks
+from celery_hardened.pipeline.letters import WIRE
 from celery_hardened.retry.classify import classify
 from celery_hardened.retry.policy import GiveUp, RetryIn, RetryPolicy, Verdict, decide
 from celery_hardened.retry.retry_after import retry_after
-from celery_hardened.wire import STALE_HEADERS
+from celery_hardened.wire import STALE_HEADERS, unpack
 
 logger = logging.getLogger("celery_hardened.retry")
 
@@ -217,6 +218,9 @@ def publish_retry(
     headers.update(options.pop("headers", None) or {})
     headers[HEADER] = next_marks.header(attempt=request.retries + 1)
 
+    if not options.keys() & {"queue", "exchange", "declare"}:  # else it is sent elsewhere
+        options = {**options, **_exchange_to_declare(task, request)}
+
     deadline = time.monotonic() + hardening.settings.dead_letter_write_timeout
     pause = 0.2
     while True:
@@ -238,3 +242,18 @@ def publish_retry(
                 raise Reject(rejected.reason, requeue=True) from rejected
             time.sleep(pause)
             pause = min(2.0, pause * 2)
+
+
+def _exchange_to_declare(task: Any, request: Any) -> dict[str, Any]:
+    """The option that has a retry declare the exchange it goes through again.
+
+    A pool process consumes nothing, so kombu's virtual transports (Redis) do not know there
+    of which type an exchange is. They take it for direct, and a message whose key only fits
+    a topic's pattern would reach no queue and be gone.
+    """
+    packed = (request.properties or {}).get(WIRE)
+    if not isinstance(packed, tuple) or not (request.delivery_info or {}).get("exchange"):
+        return {}
+    queue = task.app.amqp.queues.get(unpack(packed).queue)
+    exchange = queue.exchange if queue is not None else None
+    return {} if exchange is None or exchange.type == "direct" else {"declare": [queue]}
