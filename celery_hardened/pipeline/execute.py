@@ -324,8 +324,8 @@ def _ends_the_process(error: BaseException) -> bool:
     if type(error) is SystemExit:
         # billiard raises SystemExit from its SIGTERM signal: then the child is to go.
         return bool(billiard_common._should_have_exited[0])
-    if isinstance(error, asyncio.CancelledError):
-        return False
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit)) or type(error).__name__ == "BaseExceptionGroup":
+        return False  # no signal and no pool raises these
     return type(error).__module__.partition(".")[0] in {
         "builtins",
         "celery",
