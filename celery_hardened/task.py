@@ -15,6 +15,7 @@ from celery.utils import uuid
 from celery.utils.imports import symbol_by_name
 from celery.utils.objects import mro_lookup
 
+from celery_hardened.dead_letter.stand_in import tracing
 from celery_hardened.errors import NotHardenedError
 from celery_hardened.hardening import Hardening
 from celery_hardened.marks import Marks
@@ -227,6 +228,15 @@ class _Leaf(_Task):  # type: ignore[misc]
         # Celery's own __call__ pushes a request, which in eager mode would hide the real one.
         body = super().__call__ if self._custom_call or self.request.called_directly else self._body()
         return execute(self, body, args, kwargs)
+
+    @property
+    def __trace__(self) -> Any:
+        """What a pool process calls for each message; Celery sets it."""
+        return self.__dict__.get("_hardened_trace")
+
+    @__trace__.setter
+    def __trace__(self, trace: Any) -> None:
+        self.__dict__["_hardened_trace"] = trace if trace is None else tracing(trace)
 
     def _body(self) -> Any:
         return self.run

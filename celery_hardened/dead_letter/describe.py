@@ -27,8 +27,12 @@ def describe(error: BaseException, formatted: str | None = None) -> Described:
     """
     cls = type(error)
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-    # Celery stands one of these in for an exception that cannot be pickled.
-    name = getattr(error, "exc_cls_name", None) or name
+    # Celery stands one of these in for an exception that cannot be pickled. Its own attributes
+    # are looked at, not whatever an odd exception answers or raises.
+    own = getattr(error, "__dict__", {})
+    if isinstance(own.get("exc_cls_name"), str):
+        module = own.get("exc_module")
+        name = own["exc_cls_name"] if module in (None, "builtins") else f"{module}.{own['exc_cls_name']}"
     try:
         message = str(error)
     except Exception as problem:  # noqa: BLE001 - an exception's own __str__ may do anything

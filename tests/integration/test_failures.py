@@ -25,6 +25,8 @@ def signals(out: Path, task_id: str) -> list[str]:
 FAILURES = [
     ("broken", "permanent", 1, "ValueError"),
     ("unpicklable", "permanent", 1, "proj.UnpicklableError"),
+    ("rebuilt_elsewhere", "permanent", 1, "proj.RebuiltElsewhereError"),
+    ("down_elsewhere", "exhausted", 4, "proj.DownElsewhereError"),
     ("mute", "permanent", 1, "proj.MuteError"),
     ("base_exception", "permanent", 1, "celery_hardened.errors.TaskExitError"),
     ("unencodable", "permanent", 1, "kombu.exceptions.EncodeError"),

@@ -108,6 +108,22 @@ class MuteError(Exception):
         raise RuntimeError("no words")
 
 
+_MAIN = os.getpid()
+
+
+class RebuiltElsewhereError(Exception):
+    """Can be pickled, and made anew in the pool process only, as one that asks for the current task."""
+
+    def __init__(self, text):
+        if os.getpid() == _MAIN:
+            raise RuntimeError("not here")
+        super().__init__(text)
+
+
+class DownElsewhereError(RebuiltElsewhereError, ConnectionError):
+    pass
+
+
 class OwnBase(BaseException):
     pass
 
@@ -116,6 +132,18 @@ class OwnBase(BaseException):
 def unpicklable(self, order):
     started(self, order)
     raise UnpicklableError(1, 2)
+
+
+@app.task(bind=True, base=Shop)
+def rebuilt_elsewhere(self, order):
+    started(self, order)
+    raise RebuiltElsewhereError("odd")
+
+
+@app.task(bind=True, base=Shop)
+def down_elsewhere(self, order):
+    started(self, order)
+    raise DownElsewhereError("odd")
 
 
 @app.task(bind=True, base=Shop)

@@ -1,0 +1,94 @@
+"""What a pool process tells its parent of a failure: nothing that runs the task's own code there.
+
+An exception crosses to the worker's main process by pickle, and is made anew there. If that
+fails (its module was only ever imported by the task, its ``__init__`` asks for the current
+task, a deploy took its class away) the main process dies of it, with all its children; the
+message comes back and kills the next. Celery tries the round trip before, but in the process
+where it works. So only exceptions of Celery and Python, with plain arguments, cross as they
+are; Celery's own stand-in for unpicklable ones crosses in place of any other. Result, hooks
+and signals are made before, of the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from billiard import current_process
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.saferepr import saferepr
+from celery.utils.serialization import UnpickleableExceptionWrapper
+
+from celery_hardened.dead_letter.describe import describe
+
+_FRAMEWORK = frozenset({"builtins", "amqp", "billiard", "celery", "celery_hardened", "kombu", "vine"})
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+#: Exceptions in the arguments of exceptions that are looked at.
+_DEPTH = 4
+
+
+def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """*trace* (``Task.__trace__``), whose failures the parent can take."""
+
+    def trace_for_parent(*args: Any, **options: Any) -> Any:
+        traced = trace(*args, **options)
+        # (returned, info, runtime, text); there is an info only where it did not succeed.
+        if traced[1] is not None and isinstance(traced[0], ExceptionInfo) and current_process()._name != "MainProcess":
+            _make_plain(traced[0])
+        return traced
+
+    return trace_for_parent
+
+
+def _make_plain(info: Any) -> None:
+    wrapped = isinstance(info.exception, ExceptionWithTraceback)
+    error = info.exception.exc if wrapped else info.exception
+    if _is_plain(error):
+        return
+    plain = _predicate(error) or _stand_in(error)
+    info.type = type(plain)
+    info.exception = ExceptionWithTraceback(plain, info.traceback) if wrapped else plain
+
+
+def _predicate(error: Any) -> BaseException | None:
+    """Celery's words to the parent stay what they are, whatever was subclassed from them or put into them."""
+    if isinstance(error, Retry):
+        cause = error.exc if error.exc is None or _is_plain(error.exc) else _stand_in(error.exc)
+        return Retry(_shown(error.message), cause, error.when)  # type: ignore[no-any-return]
+    if isinstance(error, Reject):
+        return Reject(_shown(error.reason), error.requeue)  # type: ignore[no-any-return]
+    return Ignore() if isinstance(error, Ignore) else None
+
+
+def _is_plain(value: object, depth: int = _DEPTH) -> bool:
+    """Can *value* be made anew in any process that has Celery?"""
+    if type(value) in _PLAIN:
+        return True
+    if depth == 0:
+        return False
+    if type(value) in (tuple, list):
+        return all(_is_plain(one, depth - 1) for one in value)  # type: ignore[attr-defined]
+    if not isinstance(value, BaseException) or type(value).__module__.partition(".")[0] not in _FRAMEWORK:
+        return False
+    return all(_is_plain(one, depth - 1) for one in (*value.args, *vars(value).values()))
+
+
+def _stand_in(error: BaseException) -> BaseException:
+    cls = type(error)
+    if isinstance(error, UnpickleableExceptionWrapper):
+        # One of Celery's own, made where the arguments could still be rebuilt.
+        named = (error.exc_module, error.exc_cls_name, _shown(error.exc_args), error.text)
+    else:
+        arguments = tuple(_shown(one) for one in BaseException.args.__get__(error))  # type: ignore[attr-defined]
+        named = (cls.__module__, cls.__name__, arguments, describe(error).message)
+    stand_in: BaseException = UnpickleableExceptionWrapper(*named)
+    written = getattr(error, "__dict__", {}).get("hardened_letter")
+    if isinstance(written, str):
+        stand_in.hardened_letter = written  # type: ignore[attr-defined] # the parent is not to write it again
+    return stand_in
+
+
+def _shown(value: Any) -> Any:
+    return value if _is_plain(value) else saferepr(value)
