@@ -1,5 +1,18 @@
-"""Loads the fixtures; they are in `tests/fixtures`."""
+"""Loads the fixtures (they are in `tests/fixtures`) and keeps test ids the same everywhere."""
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 pytest_plugins = ["tests.fixtures.servers", "tests.fixtures.processes", "tests.fixtures.nodes"]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse ids that hold a memory address: two test processes would not agree on what there is to run."""
+    unstable = [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]
+    if unstable:
+        raise pytest.UsageError("these ids differ in every process, give them ids=...: " + ", ".join(unstable[:5]))
