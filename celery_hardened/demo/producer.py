@@ -104,5 +104,10 @@ class Producer:
 
     def close(self) -> None:
         """Close every connection."""
+        results = shop.app.backend.result_consumer
+        results.stop()
+        # Each result unsubscribes when it is collected. Some are as late as at exit, when the
+        # server has gone and every one of them would try for long to reach it.
+        results.cancel_for = lambda _task_id: None
         shop.app.close()
         self._redis.close()

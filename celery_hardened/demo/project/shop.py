@@ -23,10 +23,7 @@ app = Celery("shop", set_as_current=False)
 app.conf.update(
     task_default_queue="shop",
     hardened_version=VERSION,
-    # The defaults are 1 s each, with a floor of 0.1 s; an audience has less patience than a gateway.
-    hardened_retry_backoff=0.5,
-    hardened_retry_floor=0.01,
-    hardened_death_delay=0.5,
+    hardened_death_delay=0.5,  # an audience has less patience than the default, 1 s
 )
 harden(app)
 keep_record()
