@@ -380,6 +380,7 @@ def test_celery_s_own_tasks_stay_as_they_are(make_app: MakeApp) -> None:
         assert own.keys() == {name for name in stock.tasks if name.startswith("celery.")}
         for name, task in own.items():
             assert not getattr(task, "is_hardened", False), name
+            assert "_Leaf" not in [cls.__name__ for cls in type(task).__mro__], name
             for attribute in attributes:
                 assert getattr(task, attribute) == getattr(stock.tasks[name], attribute), (name, attribute)
 
@@ -768,6 +769,18 @@ def test_the_line_names_what_changed_and_how_many_tasks(make_app: MakeApp) -> No
     assert "task_publish_retry_policy={interval_start=0.1, interval_step=0.2, interval_max=1}" in line
     assert "broker_connection_retry_on_startup" not in line
     assert "enable_utc" not in line, "Celery's own default was named as a change"
+
+
+def test_the_line_holds_no_secret_of_the_user(make_app: MakeApp) -> None:
+    """It names what we added to his options, not what he put there."""
+    app = make_app(
+        broker="redis://user:hunter2@nowhere.invalid/0",
+        broker_transport_options={"sentinel_kwargs": {"password": "hunter2"}},
+    )
+    harden(app).finalize()
+    line = describe_changes(Hardening.expect(app))
+    assert "broker_transport_options={socket_timeout=30, socket_connect_timeout=10, socket_keepalive=True}" in line
+    assert "hunter2" not in line
 
 
 def test_the_line_of_a_dry_run(make_app: MakeApp) -> None:
