@@ -140,23 +140,28 @@ def test_old_uppercase_settings(make_app: MakeApp) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "sentence"),
+    ("conf", "sentence"),
     [
-        ("hardened_max_retrys", 3, "unknown setting 'hardened_max_retrys'. Did you mean 'hardened_max_retries'?"),
-        ("hardened_retry_fro", 3, "Did you mean 'hardened_retry_for'?"),
-        ("HARDENED_MAX_RETRIES", 3, "'HARDENED_MAX_RETRIES' is never read; write 'hardened_max_retries'"),
-        ("CELERY_HARDENED_MAX_RETRIES", 3, "is never read; write 'hardened_max_retries'"),
-        ("hardened_max_retries", "3", "hardened_max_retries is '3'; it must be a number of at least 0"),
-        ("hardened_max_retries", None, "hardened_max_retries is None, which means for ever"),
-        ("hardened_retry_floor", float("nan"), "hardened_retry_floor is nan; it must be a number"),
-        ("hardened_soft_time_limit", 900, "above hardened_time_limit"),
-        ("hardened_amqp_queues", "stream", "hardened_amqp_queues is 'stream'"),
-        ("hardened_observe", "no", "hardened_observe is 'no'"),
+        ({"hardened_max_retrys": 3}, "unknown setting 'hardened_max_retrys'. Did you mean 'hardened_max_retries'?"),
+        ({"hardened_retry_fro": 3}, "Did you mean 'hardened_retry_for'?"),
+        ({"HARDENED_MAX_RETRIES": 3}, "'HARDENED_MAX_RETRIES' is never read; write 'hardened_max_retries'"),
+        ({"CELERY_HARDENED_MAX_RETRIES": 3}, "is never read; write 'hardened_max_retries'"),
+        ({"hardened_max_retries": "3"}, "hardened_max_retries is '3'; it must be a number of at least 0"),
+        ({"hardened_max_retries": None}, "hardened_max_retries is None, which means for ever"),
+        ({"hardened_retry_floor": float("nan")}, "hardened_retry_floor is nan; it must be a number"),
+        ({"hardened_soft_time_limit": 900, "hardened_time_limit": 300}, "above hardened_time_limit"),
+        ({"hardened_retry_backoff": 900}, "every delay would be cut to the maximum"),
+        ({"hardened_retry_floor": 5}, "above hardened_retry_backoff"),
+        ({"hardened_death_delay": 90}, "above hardened_death_delay_max"),
+        ({"hardened_dead_letter_max_count": 5}, "above hardened_dead_letter_max_count"),
+        ({"hardened_amqp_queues": "stream"}, "hardened_amqp_queues is 'stream'"),
+        ({"hardened_observe": "no"}, "hardened_observe is 'no'"),
     ],
+    ids=str,
 )
-def test_a_wrong_setting_is_one_clear_error(make_app: MakeApp, name: str, value: object, sentence: str) -> None:
+def test_a_wrong_setting_is_one_clear_error(make_app: MakeApp, conf: dict[str, Any], sentence: str) -> None:
     """Not at import, where harden() is called; at the first hardened task, publish or worker."""
-    app = harden(make_app(**{name: value}))
+    app = harden(make_app(**conf))
 
     with pytest.raises(ConfigurationError) as at_definition:
         define(app).apply()
