@@ -191,7 +191,17 @@ def describe_changes(hardening: Hardening) -> str:
     mode = "observing only: " if hardening.settings.observe else ""
     return (
         f"celery_hardened: {mode}{hardened} tasks hardened, {len(ours) - hardened} contained; app-wide settings "
-        f"you had not set: {changed}. Every effect and its off switch: docs/explanation/what-changes.md"
+        f"you had not set: {changed}; hardened tasks besides, where they do not say otherwise: "
+        f"{_per_task(hardening)}. Every effect and its off switch: 'What changes on the day you add the line' "
+        f"in the documentation"
+    )
+
+
+def _per_task(hardening: Hardening) -> str:
+    of = hardening.settings
+    return (
+        f"acks_late, reject_on_worker_lost, time limits {of.soft_time_limit}/{of.time_limit} s, "
+        f"{of.max_retries} retries of transient errors"
     )
 
 

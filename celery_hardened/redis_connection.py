@@ -82,8 +82,9 @@ def _broker(app: Celery) -> Connection:
     if not _is_redis(connection):
         raise ConfigurationError(
             f"celery_hardened keeps its records (dead letters, worker deaths) in Redis. The broker "
-            f"(transport {str(connection.transport_cls)!r}) is none, and hardened_redis_url is not set. "
-            f"Set hardened_redis_url, for example to 'redis://localhost:6379/1'."
+            f"(transport {str(connection.transport_cls)!r}) is not a Redis, and hardened_redis_url is not set. "
+            f"Set hardened_redis_url, for example to 'redis://localhost:6379/1'; where nothing need be kept, "
+            f"as in a test suite, set hardened_dead_letter_store = 'memory'."
         )
     return connection
 

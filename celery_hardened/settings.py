@@ -181,8 +181,14 @@ class Settings:
         _refuse_unknown(conf)
         # get(), never "in": under a namespace app.conf answers for
         # hardened_x while "hardened_x" in app.conf is False.
-        given = {f.name: conf.get(f"hardened_{f.name}", _ABSENT) for f in fields(cls)}
-        return cls(**{name: _seconds(value) for name, value in given.items() if value is not _ABSENT})
+        asked = {f.name: conf.get(f"hardened_{f.name}", _ABSENT) for f in fields(cls)}
+        given = {name: _seconds(value) for name, value in asked.items() if value is not _ABSENT}
+        # Who sets one time limit means that one: the default of the other must not contradict it.
+        if "time_limit" in given:
+            given.setdefault("soft_time_limit", None)
+        elif "soft_time_limit" in given:
+            given["time_limit"] = None
+        return cls(**given)
 
 
 _LEAST: dict[str, float] = {

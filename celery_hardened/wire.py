@@ -190,9 +190,11 @@ def send(
     # writes the header itself. A body that is still compressed goes as it is, header and all.
     compression = None if body_compressed else out.pop("compression", None)
     kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY and value is not None}
+    expiration = _seconds(kept.pop("expiration", None))
     with app.producer_or_acquire(producer) as ready:
         ready.publish(
             body,
+            expiration=expiration,
             exchange=exchange,
             routing_key=routing_key,
             content_type=content_type or "application/octet-stream",
@@ -203,3 +205,11 @@ def send(
             retry_policy=dict(app.conf.task_publish_retry_policy),
             **kept,
         )
+
+
+def _seconds(expiration: Any) -> float | None:
+    """A message's time to live. On the wire it is a string of milliseconds; kombu takes seconds."""
+    try:
+        return max(0.0, float(expiration) / 1000.0)
+    except (TypeError, ValueError):
+        return None

@@ -11,16 +11,22 @@ and signals are made before, of the original.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from billiard import current_process
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
+from celery.states import RETRY
 from celery.utils.saferepr import saferepr
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_hardened.dead_letter.describe import describe
+
+logger = logging.getLogger("celery_hardened.execute")
 
 _FRAMEWORK = frozenset({"builtins", "amqp", "billiard", "celery", "celery_hardened", "kombu", "vine"})
 _PLAIN = (str, bytes, int, float, bool, type(None))
@@ -29,12 +35,36 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 _DEPTH = 4
 
 
+#: The retry that the current attempt has published. Whatever goes wrong after that (the result
+#: backend, an on_retry hook) is no failure of the task: it runs again, and its message is done.
+_sent: ContextVar[Retry | None] = ContextVar("hardened_sent_retry", default=None)
+
+
+def retry_is_sent(retry: Retry) -> None:
+    """Called by the pipeline as soon as the next attempt is published."""
+    _sent.set(retry)
+
+
 def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
     """*trace* (``Task.__trace__``), whose failures the parent can take."""
 
     def trace_for_parent(*args: Any, **options: Any) -> Any:
-        traced = trace(*args, **options)
         # (returned, info, runtime, text); there is an info only where it did not succeed.
+        token = _sent.set(None)
+        try:
+            traced = trace(*args, **options)
+        except Exception:
+            retry = _sent.get()
+            if retry is None:
+                raise
+            logger.exception("a retry is on its way; what was to be done besides failed")
+            traced = trace_ok_t(ExceptionInfo((Retry, retry, retry.__traceback__)), TraceInfo(RETRY, retry), 0.0, None)
+        else:
+            retry = _sent.get()
+            if retry is not None and traced[1] is not None and isinstance(traced[0], ExceptionInfo):
+                traced[0].type, traced[0].exception = Retry, retry
+        finally:
+            _sent.reset(token)
         if traced[1] is not None and isinstance(traced[0], ExceptionInfo) and current_process()._name != "MainProcess":
             _make_plain(traced[0])
         return traced

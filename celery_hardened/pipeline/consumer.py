@@ -55,7 +55,9 @@ class HardenedConsumer(_Consumer):  # type: ignore[misc]
     def __init__(self, on_task_request: Any, *args: Any, **options: Any) -> None:
         super().__init__(on_task_request, *args, **options)
         self._start = on_task_request
-        self.isolation = Isolation(start=on_task_request, running=lambda: tuple(state.reserved_requests))
+        self.isolation = Isolation(
+            start=on_task_request, running=lambda: tuple(state.reserved_requests), give_back=self._give_back
+        )
         self._isolation_ticking = False
         self.on_task_request = self._admit  # what strategies hand their requests to
         self.upkeep = Upkeep(self._hardening)
@@ -190,6 +192,7 @@ class HardenedConsumer(_Consumer):  # type: ignore[misc]
                     return request.bury_poison(record.deaths, "its worker died while it ran alone")
                 alone = verdict == "alone"
         if alone:
+            request.known_deaths = record.deaths
             request.run_alone()
             logger.warning(
                 "%s[%s] was running when its worker died; it runs alone now",
@@ -200,6 +203,10 @@ class HardenedConsumer(_Consumer):  # type: ignore[misc]
         self.isolation.admit(request, alone=alone)
         self._tick_isolation()
         return None
+
+    @staticmethod
+    def _give_back(request: Any) -> None:
+        request.come_back(request.known_deaths)
 
     def _tick_isolation(self) -> None:
         """While a suspect is alone or waits to be, look from time to time whether the next may go."""

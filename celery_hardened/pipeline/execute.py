@@ -14,7 +14,6 @@ A first delivery of a task that succeeds touches no store at all.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import replace
 from functools import cached_property
@@ -28,6 +27,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery_hardened.dead_letter.keep import keep, kept_as
 from celery_hardened.dead_letter.letter import Reason, letter_id
 from celery_hardened.dead_letter.parking import chord_group
+from celery_hardened.dead_letter.stand_in import retry_is_sent
 from celery_hardened.errors import (
     ConfigurationError,
     StoreUnavailableError,
@@ -163,6 +163,8 @@ class _Attempt:
     def ended(self, predicate: TaskPredicate) -> None:
         """The task decided itself: Retry, Ignore or Reject."""
         self._close(finished=isinstance(predicate, Ignore))
+        if isinstance(predicate, Retry):
+            retry_is_sent(predicate)
         if self.request.is_eager and isinstance(predicate, Reject) and not predicate.requeue:
             self._bury(predicate, "rejected")  # of a real message it is the parent that knows
 
@@ -209,6 +211,8 @@ class _Attempt:
             )
         except (Retry, Reject) as ending:
             self._close(finished=False)
+            if isinstance(ending, Retry):
+                retry_is_sent(ending)
             raise ending from error
         except Exception as problem:  # noqa: BLE001 - whatever kept it from being sent
             logger.error("retry of %s could not be published, so it is a dead letter: %s", self.task.name, problem)
@@ -324,7 +328,7 @@ def _ends_the_process(error: BaseException) -> bool:
     if type(error) is SystemExit:
         # billiard raises SystemExit from its SIGTERM signal: then the child is to go.
         return bool(billiard_common._should_have_exited[0])
-    if isinstance(error, (asyncio.CancelledError, GeneratorExit)) or type(error).__name__ == "BaseExceptionGroup":
+    if isinstance(error, GeneratorExit) or type(error).__name__ == "BaseExceptionGroup":
         return False  # no signal and no pool raises these
     return type(error).__module__.partition(".")[0] in {
         "builtins",

@@ -34,7 +34,7 @@ from celery_hardened.marks import Marks, deaths_in
 from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, may_park, observed, park, work_of, write
 from celery_hardened.pipeline.retry import policy_of, publish_from_parent
 from celery_hardened.poison.contract import Start
-from celery_hardened.poison.policy import is_suspect, judge
+from celery_hardened.poison.policy import death_delay, is_suspect, judge
 from celery_hardened.poison.rebirth import publish_again
 from celery_hardened.wire import Wire, pack, unpack
 
@@ -44,6 +44,9 @@ else:
     _Request = object  # a mix-in: the class it is composed with is the task's own
 
 logger = logging.getLogger("celery_hardened.request")
+
+#: Seconds until a suspect comes back for which a worker did not come to rest.
+COME_BACK = 120.0
 
 _HANDLED_ELSEWHERE = (Ignore, Retry, Terminated)
 
@@ -186,6 +189,8 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             self._forget_deaths()
             return super().on_failure(exc_info, send_failed_event, return_ok)
         again = task.acks_late and task.reject_on_worker_lost and not self.acknowledged
+        # In a dry run hardened tasks are not acked late yet, as they would be.
+        again = again or (task.is_hardened and self._hardening.settings.observe)
         if not again:
             if not self._bury(error, "lost", formatted=exc_info.traceback):
                 return None
@@ -208,21 +213,11 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             logger.warning("death %s of %s is counted in its message only: %s", deaths, task.name, problem)
         if poison:
             return self.bury_poison(deaths, last, send_failed_event)
-        try:
-            delay = publish_again(
-                hardening.app,
-                self._wire,
-                marks=self.marks,
-                deaths=deaths,
-                settings=hardening.settings,
-                at_once=not task.is_hardened,
-            )
-        except Exception as problem:  # noqa: BLE001 - whatever the broker raised: the message goes back uncounted
-            logger.warning("%s goes back to its queue without a delay: %s", task.name, problem)
-            state.task_ready(self)
-            return self.reject(requeue=True)
-        state.task_ready(self)
-        self.acknowledge()
+        settings = hardening.settings
+        # Contained tasks start again as Celery would start them: at once.
+        delay = death_delay(deaths, base=settings.death_delay, longest=settings.death_delay_max) * task.is_hardened
+        if not self._start_again(deaths, delay):
+            return None
         logger.error(
             "%s[%s] lost its process (%s): death %s of %s, next start in %.1f s",
             task.name,
@@ -234,6 +229,23 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             extra={"task": task.name, "task_id": self.id, "outcome": "worker_lost"},
         )
         return None
+
+    def _start_again(self, deaths: int, delay: float) -> bool:
+        """Publish it for a later start and ack it; ``False``: that failed, and it went back to its queue."""
+        state.task_ready(self)
+        try:
+            publish_again(self._hardening.app, self._wire, marks=self.marks, deaths=deaths, delay=delay)
+        except Exception as problem:  # noqa: BLE001 - whatever the broker raised
+            logger.warning("%s goes back to its queue without a delay: %s", self.task.name, problem)
+            self.reject(requeue=True)
+            return False
+        self.acknowledge()
+        return True
+
+    def come_back(self, deaths: int) -> None:
+        """It waited to run alone and the worker did not come to rest: later, or elsewhere."""
+        logger.warning("%s[%s] could not run alone here; it comes back in %.0f s", self.task.name, self.id, COME_BACK)
+        self._start_again(max(1, deaths), COME_BACK)
 
     def bury_poison(self, deaths: int, last: str, send_failed_event: bool = True) -> Any:
         """End a message that has killed enough: letter, FAILURE, ack."""

@@ -9,6 +9,7 @@ and bounded by the prefetch count; after it they go on in their order.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
@@ -21,12 +22,26 @@ class Isolation:
         start: Hands a request to the pool.
 
         running: The requests the worker has taken on and not finished.
+
+        give_back: Takes a suspect for which the worker did not come to rest within *patience*
+            seconds. All that arrived after it waits meanwhile, and one long task must not hold up a worker.
     """
 
-    def __init__(self, start: Callable[[Any], Any], running: Callable[[], Collection[Any]]) -> None:
+    def __init__(
+        self,
+        start: Callable[[Any], Any],
+        running: Callable[[], Collection[Any]],
+        give_back: Callable[[Any], Any],
+        *,
+        patience: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._start = start
         self._running = running
-        self._waiting: deque[tuple[Any, bool]] = deque()
+        self._give_back = give_back
+        self._patience = patience
+        self._clock = clock
+        self._waiting: deque[tuple[Any, bool, float]] = deque()
         self._alone: Any = None
         # Timers fire in another thread where the pool has no event loop.
         self._lock = threading.RLock()
@@ -42,7 +57,7 @@ class Isolation:
             if not alone and not self.active:
                 self._start(request)
                 return
-            self._waiting.append((request, alone))
+            self._waiting.append((request, alone, self._clock()))
             self.proceed()
 
     def proceed(self) -> None:
@@ -53,9 +68,13 @@ class Isolation:
                     return
                 self._alone = None
             while self._waiting:
-                request, alone = self._waiting[0]
+                request, alone, since = self._waiting[0]
                 if alone and self._others(request):
-                    return
+                    if self._clock() - since < self._patience:
+                        return
+                    self._waiting.popleft()
+                    self._give_back(request)
+                    continue
                 self._waiting.popleft()
                 if alone:
                     self._alone = request
@@ -70,5 +89,5 @@ class Isolation:
             self._alone = None
 
     def _others(self, request: Any) -> bool:
-        waiting = {id(waiting) for waiting, _ in self._waiting}
+        waiting = {id(waiting) for waiting, _, _ in self._waiting}
         return any(other is not request and id(other) not in waiting for other in self._running())

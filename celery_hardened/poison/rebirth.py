@@ -9,12 +9,10 @@ from datetime import datetime, timedelta, timezone
 from celery import Celery
 
 from celery_hardened.marks import HEADER, Marks
-from celery_hardened.poison.policy import death_delay
-from celery_hardened.settings import Settings
 from celery_hardened.wire import Wire, send
 
 
-def publish_again(app: Celery, wire: Wire, *, marks: Marks, deaths: int, settings: Settings, at_once: bool) -> float:
+def publish_again(app: Celery, wire: Wire, *, marks: Marks, deaths: int, delay: float) -> None:
     """Send *wire* to its queue again; the caller acks the old message after this returns.
 
     A crash in between leaves both: the same task id twice, never none.
@@ -22,12 +20,8 @@ def publish_again(app: Celery, wire: Wire, *, marks: Marks, deaths: int, setting
     Args:
         deaths: Noted in the message, so that it stays a suspect.
 
-        at_once: No delay (contained tasks start again as Celery would start them).
-
-    Returns:
-        Seconds until the next start.
+        delay: Seconds until its next start.
     """
-    delay = 0.0 if at_once else death_delay(deaths, base=settings.death_delay, longest=settings.death_delay_max)
     now = time.time()
     headers = dict(wire.headers)
     headers[HEADER] = replace(marks, published=now, deaths=deaths).header(attempt=int(headers.get("retries") or 0))
@@ -44,4 +38,3 @@ def publish_again(app: Celery, wire: Wire, *, marks: Marks, deaths: int, setting
         exchange="" if wire.queue else wire.exchange,
         routing_key=wire.queue or wire.routing_key,
     )
-    return delay

@@ -88,6 +88,7 @@ def test_what_is_no_failure_leaves_no_letter(start_worker: StartWorker, load_pro
     flaky = project.flaky.delay("f")
     context = project.in_context.delay("c")
     quiet = project.quiet_retry.delay("q")
+    hook = project.bad_hook.delay("h")
     project.ignoring.delay("i")
     doomed = project.slow.delay("revoked", 60)
     until(lambda: starts(out, "slow", "revoked") == 1, what="the task to revoke to start")
@@ -96,6 +97,8 @@ def test_what_is_no_failure_leaves_no_letter(start_worker: StartWorker, load_pro
     assert flaky.get(timeout=60) == "f"
     assert context.get(timeout=60) == "c"
     assert quiet.get(timeout=60) == "q"
+    until(lambda: project.app.AsyncResult(hook.id).state == "SUCCESS", what="the task with a bad hook to succeed")
+    assert starts(out, "bad_hook", "h") == 3
     until(lambda: doomed.state == "REVOKED", what="the revoke to be recorded")
     until(lambda: starts(out, "ignoring", "i") == 1, what="the ignoring task to start")
     assert signals(out, flaky.id) == ["retry", "retry", "success"]

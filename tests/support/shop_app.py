@@ -210,6 +210,21 @@ def out_of_memory(self, order):
     raise MemoryError("64 GiB")
 
 
+class BadHook(Shop):
+    abstract = True
+
+    def on_retry(self, exc, task_id, args, kwargs, einfo):
+        raise RuntimeError("a hook after the retry was sent")
+
+
+@app.task(bind=True, base=BadHook)
+def bad_hook(self, order):
+    started(self, order)
+    if self.request.retries < 2:
+        raise ConnectionError("gateway down")
+    return order
+
+
 class HungryHook(Shop):
     abstract = True
 

@@ -18,7 +18,11 @@ class Pool:
         self.taken: list[str] = []
         self.started: list[str] = []
         self.beside: dict[str, set[str]] = {}
-        self.isolation = Isolation(start=self.start, running=lambda: tuple(self.taken))
+        self.given_back: list[str] = []
+        self.now = 0.0
+        self.isolation = Isolation(
+            start=self.start, running=lambda: tuple(self.taken), give_back=self.give_back, clock=lambda: self.now
+        )
 
     def start(self, request: str) -> None:
         assert request not in self.started, f"{request} was started twice"
@@ -26,6 +30,10 @@ class Pool:
         self.beside[request] = self.in_pool - {request}
         for other in self.beside[request]:
             self.beside[other].add(request)
+
+    def give_back(self, request: str) -> None:
+        self.given_back.append(request)
+        self.taken.remove(request)
 
     @property
     def in_pool(self) -> set[str]:
@@ -97,7 +105,7 @@ def test_a_request_that_never_starts_does_not_block() -> None:
         pool.started.append(request)
         pool.taken.remove(request)
 
-    pool.isolation = Isolation(start=start, running=lambda: tuple(pool.taken))
+    pool.isolation = Isolation(start=start, running=lambda: tuple(pool.taken), give_back=pool.give_back)
     pool.take("S", alone=True)
     pool.take("a")
     pool.isolation.proceed()
@@ -131,7 +139,7 @@ def test_equal_requests_are_still_two() -> None:
 
     started: list[Any] = []
     taken: list[Any] = []
-    isolation = Isolation(start=started.append, running=lambda: taken)
+    isolation = Isolation(start=started.append, running=lambda: taken, give_back=started.append)
     first, second = Request(), Request()
     taken.append(first)
     isolation.admit(first, alone=False)
@@ -189,3 +197,19 @@ def test_threads() -> None:
             pool.taken.remove(request)
         pool.isolation.proceed()
     assert pool.started == [f"r{number}" for number in range(300)]
+
+
+def test_a_worker_that_does_not_come_to_rest_gives_its_suspect_back() -> None:
+    """One long task beside a suspect must not hold up all that arrives: after a while the others go on."""
+    pool = Pool()
+    pool.take("long")
+    pool.take("S", alone=True)
+    pool.take("a")
+    pool.now = 29.0
+    pool.isolation.proceed()
+    assert (pool.started, pool.given_back) == (["long"], [])
+
+    pool.now = 31.0
+    pool.isolation.proceed()
+    assert (pool.started, pool.given_back) == (["long", "a"], ["S"])
+    assert not pool.isolation.active
