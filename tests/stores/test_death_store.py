@@ -132,6 +132,15 @@ def test_a_return_explains_one_redelivery(store: DeathStore, delivery: Begin) ->
     assert store.open_start(delivery(), redelivered=True, alone=False) == Record(unclosed=1)
 
 
+def test_a_return_does_not_explain_twice(store: DeathStore, delivery: Begin) -> None:
+    """Also when the start that it explained has ended, and nothing else is known of the work."""
+    store.record_return(delivery())
+    first = delivery()
+    store.open_start(first, redelivered=True, alone=False)
+    store.close_start(first, finished=False)
+    assert store.open_start(delivery(), redelivered=True, alone=False) == Record(presumed=1)
+
+
 def test_a_return_closes_a_recorded_start(store: DeathStore, delivery: Begin) -> None:
     """Ten deploys in the middle of one long task are not one death."""
     store.record_death(delivery())

@@ -56,6 +56,8 @@ class InProcessWorker:
         self.timer = self.consumer.timer = Timer()
         self.consumer.pool = self.controller.pool
         self.consumer.qos = _NoQoS()
+        # Celery 5.6 keeps acks for the next turn of its loop.
+        self.consumer.call_soon = lambda ack, *args, **options: ack(*args, **options)
         self.connection: Any = app.connection_for_read()
         self.consumer.connection = self.connection
         self.consumer.task_consumer = app.amqp.TaskConsumer(

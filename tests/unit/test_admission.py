@@ -256,6 +256,27 @@ def _expired(headers: dict[str, Any]) -> bool:
     return bool(headers.get("expires"))
 
 
+@pytest.mark.parametrize("base", [HardenedTask, Task])
+def test_a_null_count_of_retries_is_none_yet(app: Celery, base: type) -> None:
+    """Other producers may say null; the failure on record is the task's, not that null cannot be compared."""
+
+    @app.task(base=base, shared=False, name="charge", max_retries=1)
+    def charge() -> None:
+        raise ConnectionError("gateway down")
+
+    with InProcessWorker(app) as worker:
+        with app.producer_or_acquire() as producer:
+            producer.publish(
+                [[], {}, {}],
+                routing_key=app.conf.task_default_queue,
+                headers={"task": "charge", "id": "i1", "retries": None},
+                serializer="json",
+            )
+        assert worker.run() == (2 if base is HardenedTask else 1)
+    (stored,) = Hardening.expect(app).dead_letters.find(Query(), limit=2).letters
+    assert stored.letter.error_type == "ConnectionError"
+
+
 def test_letters_of_a_flood(app: Celery) -> None:
     """A letter each, also of messages that are the same to the byte: ids come from the deliveries."""
     with InProcessWorker(app) as worker:

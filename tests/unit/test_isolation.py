@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 from hypothesis import given
@@ -171,6 +172,30 @@ def test_any_order_of_arrivals_and_ends(order: list[tuple[str, int]]) -> None:
     assert pool.started == arrived
     assert all(not pool.beside[request] for request in suspects)
     assert not pool.isolation.active
+
+
+def test_nobody_slips_in_while_a_suspect_is_being_started() -> None:
+    """Another thread that takes a request on just then has to wait for the suspect."""
+    pool = Pool()
+    pool.take("a")
+    pool.take("S", alone=True)
+    late = threading.Thread(target=pool.take, args=("b",))
+
+    class Interrupted(deque[Any]):
+        def popleft(self) -> Any:
+            found = super().popleft()
+            if late.ident is None:
+                late.start()
+                late.join(0.2)  # as long as it likes; it cannot get through
+            return found
+
+    pool.isolation._waiting = Interrupted(pool.isolation._waiting)
+    pool.finish("a")
+    late.join()
+    assert pool.started == ["a", "S"]
+    pool.finish("S")
+    assert pool.started == ["a", "S", "b"]
+    assert pool.beside["S"] == set()
 
 
 def test_threads() -> None:
