@@ -82,7 +82,7 @@ class Hardening:
     def settings(self) -> Settings:
         """Read once, when they are first needed. Raises ``ConfigurationError``."""
         settings = Settings.from_conf(self.app.conf)
-        if settings.amqp_queues is not None and not settings.observe:
+        if settings.amqp_queues is not None:
             self._use_quorum_queues(settings)
         return settings
 
@@ -95,6 +95,8 @@ class Hardening:
         from celery_hardened.dead_letter.drain import DrainInto, drain_step
 
         use_quorum_queues(self.app, settings)
+        if settings.observe:
+            return  # queues that are quorum already must be declared as such; nothing is taken out of them
         into = DrainInto(
             store=lambda: self.dead_letters, recorded_deaths=self.recorded_deaths, version=lambda: self.version
         )

@@ -6,6 +6,7 @@ import logging
 import random
 import sys
 import time
+import traceback
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -184,6 +185,22 @@ def _tell_of_retry(task: Any, request: Any, error: BaseException, delay: float, 
         task.request_stack.pop()
 
 
+def _say_retry(task: Any, request: Any, error: BaseException | None) -> None:
+    """Put RETRY into the result backend *before* the next attempt is sent.
+
+    Celery does so after: an attempt that is quick to start and to end would have its SUCCESS or
+    FAILURE overwritten by the RETRY of its predecessor, and whoever waits for it would wait for ever.
+    """
+    ignored = request.__dict__.get("ignore_result")
+    ignored = task.ignore_result if ignored is None else ignored
+    if not ignored or task.store_errors_even_if_ignored:
+        text = "".join(traceback.format_exception(error)) if error is not None else None
+        try:
+            task.backend.mark_as_retry(request.id, error, text, request=request)
+        except Exception as problem:  # noqa: BLE001 - the state is lost, the retry is not
+            logger.warning("the state of %s is not RETRY in the result backend: %r", task.name, problem)
+
+
 def publish_retry(
     task: Any,
     publish: Any,
@@ -221,12 +238,17 @@ def publish_retry(
     if not options.keys() & {"queue", "exchange", "declare"}:  # else it is sent elsewhere
         options = {**options, **_exchange_to_declare(task, request)}
 
+    if not request.is_eager:
+        _say_retry(task, request, error)
     deadline = time.monotonic() + hardening.settings.dead_letter_write_timeout
     pause = 0.2
     while True:
         try:
             # The policy has counted already; maxsize keeps Celery from counting again.
-            return publish(max_retries=sys.maxsize, headers=headers, **options)
+            outcome = publish(max_retries=sys.maxsize, headers=headers, **options)
+        except Retry:
+            request.ignore_result = True  # it is said already: Celery is not to say it again
+            raise
         except Reject as rejected:
             if isinstance(rejected.reason, (EncodeError, TypeError, ValueError)):
                 raise rejected.reason from None
@@ -242,6 +264,9 @@ def publish_retry(
                 raise Reject(rejected.reason, requeue=True) from rejected
             time.sleep(pause)
             pause = min(2.0, pause * 2)
+        else:
+            request.ignore_result = True  # as above
+            return outcome
 
 
 def _exchange_to_declare(task: Any, request: Any) -> dict[str, Any]:

@@ -121,3 +121,19 @@ def test_memory_error_outside_of_the_body_spares_the_worker(
     assert project.fine.delay("after").get(timeout=60) == "after"
     assert worker.running
     assert starts(out, "hungry_hook", "h") == 1
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_retry_is_said_before_the_next_attempt_can_end(start_worker: StartWorker, load_project: LoadProject) -> None:
+    """
+    Celery stores RETRY after the retry is sent; with a slow backend it overwrites
+    the SUCCESS or FAILURE of a quick next attempt, and its caller waits for ever.
+    """
+    slow = {"SLOW_RETRY_STATE": "1", "CONF": "{'hardened_retry_backoff': 0.06, 'hardened_retry_backoff_max': 0.06}"}
+    start_worker(SHOP, concurrency=4, env=slow)
+    project = load_project(SHOP)
+    good, bad = project.flaky.delay("good"), project.flaky.delay("bad", 99)
+
+    letter_of(project, bad.id)
+    until(lambda: project.app.AsyncResult(good.id).state == "SUCCESS", what="SUCCESS to stay")
+    until(lambda: project.app.AsyncResult(bad.id).state == "FAILURE", what="FAILURE to stay")

@@ -28,6 +28,16 @@ app.conf.update(
         "unacked_restore_throttle": 1,
     },
 )
+if "SLOW_RETRY_STATE" in os.environ:  # the result backend is slow to take RETRY
+    from celery.backends.redis import RedisBackend
+
+    store = RedisBackend.mark_as_retry
+
+    def mark_as_retry(self, *args, **kwargs):
+        time.sleep(1.0)
+        return store(self, *args, **kwargs)
+
+    RedisBackend.mark_as_retry = mark_as_retry
 app.conf.update(eval(os.environ.get("CONF", "{}")))
 harden(app, tasks=os.environ.get("LEVEL", "hardened"))  # type: ignore[arg-type]
 
