@@ -24,13 +24,13 @@ anything = st.recursive(
 )
 raw_headers = anything | st.dictionaries(st.sampled_from(FIELDS), anything)
 
-times = st.floats(min_value=0, max_value=4e9)
+times = st.floats(min_value=1, max_value=4e9)
 marks = st.builds(
     Marks,
     published=times,
     first_published=times,
     first_failed=st.none() | times,
-    waited=times,
+    waited=st.just(0.0) | times,
     deaths=st.integers(0, 999),
     redrives=st.integers(0, 999),
     redrive=st.none() | st.tuples(st.text(), st.text()),
