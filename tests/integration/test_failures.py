@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import celery
 import pytest
 
 from tests.fixtures.processes import LoadProject, StartWorker
@@ -47,6 +48,9 @@ FAILURES = [
     ("plain_hard_limit", "timeout", 1, "billiard.exceptions.TimeLimitExceeded"),
 ]
 
+#: Before Celery 5.7 a Reject is neither stored as FAILURE nor signalled. The letter is the same.
+UNTOLD = {"rejecting"} if celery.VERSION[:2] < (5, 7) else set()
+
 
 def test_each_way_to_fail_is_one_letter(
     start_worker: StartWorker, load_project: LoadProject, out: Path, subtests: pytest.Subtests
@@ -66,8 +70,10 @@ def test_each_way_to_fail_is_one_letter(
             assert (stored.letter.reason, stored.letter.error_type) == (reason, error)
             assert stored.letter.queue == project.app.conf.task_default_queue
             result = sent[name]
-            until(lambda result=result: result.state == "FAILURE", what=f"the result of {name} to say FAILURE")
             assert starts(out, name, name) == expected_starts
+            if name in UNTOLD:
+                continue
+            until(lambda result=result: result.state == "FAILURE", what=f"the result of {name} to say FAILURE")
             until(
                 lambda result=result: signals(out, result.id).count("failure") == 1, what=f"one task_failure of {name}"
             )
@@ -76,7 +82,7 @@ def test_each_way_to_fail_is_one_letter(
     assert worker.running, "the worker went down"
     for name, *_ in FAILURES:
         with subtests.test(f"{name} stays one"):
-            assert signals(out, sent[name].id).count("failure") == 1
+            assert signals(out, sent[name].id).count("failure") == (0 if name in UNTOLD else 1)
             assert len([s for s in letters(project) if s.letter.task_id == sent[name].id]) == 1
 
 
