@@ -183,12 +183,20 @@ class Settings:
         # hardened_x while "hardened_x" in app.conf is False.
         asked = {f.name: conf.get(f"hardened_{f.name}", _ABSENT) for f in fields(cls)}
         given = {name: _seconds(value) for name, value in asked.items() if value is not _ABSENT}
-        # Who sets one time limit means that one: the default of the other must not contradict it.
-        if "time_limit" in given:
-            given.setdefault("soft_time_limit", None)
-        elif "soft_time_limit" in given:
-            given["time_limit"] = None
+        # Who sets one time limit means that one: a default of ours that contradicts it is left out.
+        if "time_limit" in given and "soft_time_limit" not in given:
+            given["soft_time_limit"] = _default_within(cls, "soft_time_limit", most=given["time_limit"])
+        elif "soft_time_limit" in given and "time_limit" not in given:
+            given["time_limit"] = _default_within(cls, "time_limit", least=given["soft_time_limit"])
         return cls(**given)
+
+
+def _default_within(cls: type[Settings], name: str, *, least: Any = None, most: Any = None) -> float | None:
+    """The default of a time limit, or ``None`` if it lies on the wrong side of the other one."""
+    default = next(cast("float", f.default) for f in fields(cls) if f.name == name)
+    numbers = [bound for bound in (least, most) if isinstance(bound, (int, float))]
+    wrong = any(default < n if least is not None else default > n for n in numbers)
+    return None if wrong else default
 
 
 _LEAST: dict[str, float] = {

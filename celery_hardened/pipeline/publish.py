@@ -48,7 +48,8 @@ def _stamping(base: Any, settle: Callable[[], object]) -> Any:
 
             def send_task_message(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
                 if "task" in message.headers:  # protocol 1 has no headers to stamp
-                    options["headers"] = stamped(options.get("headers"), now=time.time())
+                    again = bool(message.headers.get("retries"))
+                    options["headers"] = stamped(options.get("headers"), now=time.time(), again=again)
                     _hide_arguments(self.app, name, message)
                 return sender(producer, name, message, *args, **options)
 
@@ -58,11 +59,17 @@ def _stamping(base: Any, settle: Callable[[], object]) -> Any:
     return AMQP
 
 
-def stamped(headers: dict[str, Any] | None, *, now: float) -> dict[str, Any]:
-    """*headers* with our header in it. ``published`` is always this publish, never a copied one."""
+def stamped(headers: dict[str, Any] | None, *, now: float, again: bool = True) -> dict[str, Any]:
+    """*headers* with our header in it. ``published`` is always this publish, never a copied one.
+
+    *again*: it is the next attempt of the task whose marks these are. If not, somebody hands the
+    headers of one task on to another, whose failures, deaths and redrives are its own.
+    """
     if not headers or HEADER not in headers:
         return {**(headers or {}), HEADER: {"v": 1, "published": now, "first_published": now}}
     marks = Marks.read(headers)
+    if not again:
+        marks = Marks(key=marks.key, correlation_id=marks.correlation_id)
     first = marks.first_published if marks.first_published is not None else now
     marks = replace(marks, published=now, first_published=first)
     return {**headers, HEADER: marks.header(attempt=_attempt(headers))}

@@ -80,7 +80,7 @@ def test_parked_chord_completes_after_a_redrive(
     until(lambda: member.state == "FAILURE", what="the parked member to say FAILURE")
     assert body.state == "PENDING"
     lifetime = project.app.backend.client.pttl(project.app.backend.get_key_for_group(stored.letter.group_id, ".s"))
-    assert lifetime > 29 * 86_400_000, "the chord's keys do not live as long as the letter"
+    assert lifetime == -1 or lifetime > 29 * 86_400_000, "the chord's keys do not live as long as the letter"
 
     fix(out)
     assert redrive(project) == 1

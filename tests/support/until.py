@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from redis.exceptions import ConnectionError as RedisConnectionError
+
 T = TypeVar("T")
 
 
@@ -14,7 +16,8 @@ def until(fact: Callable[[], T], *, within: float = 30.0, what: str, every: floa
     Ask *fact* until it answers something true, and return that answer.
 
     Args:
-        fact: Asked every *every* seconds. An ``OSError`` (nobody listens yet) counts as "not yet".
+        fact: Asked every *every* seconds. An ``OSError`` or a Redis ``ConnectionError`` (nobody
+            listens yet) counts as "not yet".
         within: Seconds until the test fails. Deadlines carry five times what an idle machine needs.
         what: The fact in words, for the failure: "the body to start".
 
@@ -24,10 +27,10 @@ def until(fact: Callable[[], T], *, within: float = 30.0, what: str, every: floa
     deadline = time.monotonic() + within
     while True:
         try:
-            answer: T | OSError = fact()
-        except OSError as error:
+            answer: T | Exception = fact()
+        except (OSError, RedisConnectionError) as error:
             answer = error
-        if answer and not isinstance(answer, OSError):
+        if answer and not isinstance(answer, Exception):
             return answer
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {within} s for {what}; last answer: {answer!r}")

@@ -197,3 +197,15 @@ def test_queues_routes_and_exchanges_stay(make_hardened: MakeApp) -> None:
     (message,) = published(app, lambda: charge.delay("i1"))
     assert (message.delivery_info["exchange"], message.delivery_info["routing_key"]) == (f"x-{name}", "charge.now")
     assert message.headers["hardened"]["v"] == 1
+
+
+def test_headers_handed_on_to_another_task_bring_no_history() -> None:
+    """``child.apply_async(headers=self.request.headers)``: the child has not failed, died or been redriven."""
+    parent = {
+        "hardened": {"v": 1, "deaths": 2, "redrive": ["l", "t"], "redrives": 1, "first_published": 1.0, "key": "k"},
+        "trace": "t1",
+    }
+    assert stamped(parent, now=9.0, again=False) == {
+        "trace": "t1",
+        "hardened": {"v": 1, "published": 9.0, "first_published": 9.0, "key": "k"},
+    }

@@ -15,6 +15,8 @@ from celery_hardened.settings import Settings
     [
         ({}, 240.0, 300.0),
         ({"hardened_time_limit": 100}, None, 100),
+        ({"hardened_time_limit": 400}, 240.0, 400),
+        ({"hardened_soft_time_limit": 100}, 100, 300.0),
         ({"hardened_soft_time_limit": 500}, 500, None),
         ({"hardened_time_limit": 700, "hardened_soft_time_limit": 600}, 600, 700),
     ],
