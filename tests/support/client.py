@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 
 import kombu.pools
-from celery import Celery, _state
+from celery import Celery, _state, signals
 
 
 @contextlib.contextmanager
@@ -21,6 +22,15 @@ def client_side() -> Iterator[None]:
         _state._on_app_finalizers.clear()
         _state._on_app_finalizers.update(finalizers)
         kombu.pools.reset()
+
+
+def forget_signals(module: str) -> None:
+    """Disconnect the signal receivers that *module* defined: one in a reference cycle would hear the next test."""
+    for signal in vars(signals).values():
+        for _, reference in list(getattr(signal, "receivers", None) or ()):
+            receiver = reference() if isinstance(reference, weakref.ref) else reference
+            if getattr(receiver, "__module__", None) == module:
+                signal.disconnect(receiver)
 
 
 def disconnect(app: Celery) -> None:
