@@ -38,6 +38,11 @@ REDIS_TRANSPORT_OPTIONS: dict[str, Any] = {
     "socket_keepalive": True,
 }
 
+#: Only for an AMQP broker: a publish is over when the broker says that it has the message. Without it
+#: a retry could be acked as sent while a dying broker had it in no queue yet.
+AMQP_TRANSPORT_OPTIONS: dict[str, Any] = {"confirm_publish": True}
+
+_AMQP_SCHEMES = ("amqp://", "amqps://", "pyamqp://")
 _REDIS_SCHEMES = ("redis://", "rediss://", "sentinel://", "redis+socket://")
 
 
@@ -49,8 +54,10 @@ def lay_app_wide(app: Celery) -> dict[str, Any]:
     """
     conf = app.conf
     wanted = dict(APP_WIDE)
-    if _uses_redis(conf):
+    if _uses(conf, _REDIS_SCHEMES):
         wanted["broker_transport_options"] = REDIS_TRANSPORT_OPTIONS
+    elif _uses(conf, _AMQP_SCHEMES):
+        wanted["broker_transport_options"] = AMQP_TRANSPORT_OPTIONS
 
     laid: dict[str, Any] = {}
     merged: dict[str, Any] = {}
@@ -128,7 +135,7 @@ def _set_by_user(cls: Any, attribute: str) -> bool:
     return False
 
 
-def _uses_redis(conf: Any) -> bool:
+def _uses(conf: Any, schemes: tuple[str, ...]) -> bool:
     url = conf.broker_url or conf.broker_read_url or conf.broker_write_url or ""
     first = url[0] if isinstance(url, (list, tuple)) and url else url
-    return str(first).startswith(_REDIS_SCHEMES)
+    return str(first).startswith(schemes)

@@ -117,11 +117,13 @@ class DrainDeadLetterQueues(bootsteps.StartStopStep):  # type: ignore[misc]
         for queue in list(c.app.amqp.queues.consume_from):
             if queue in self._looked_at:
                 continue
-            self._looked_at.add(queue)
             try:
+                # One that is not there is looked for again: it may be made, or made anew, at any time.
                 if look(c.connection.default_channel, dead_letter_queue(queue)) is not None:
                     self._consume(c, queue)
+                    self._looked_at.add(queue)
             except ChannelError as refusal:
+                self._looked_at.add(queue)  # a refusal stays one until somebody restarts the worker
                 logger.error("%s is not drained: %s", dead_letter_queue(queue), refusal)
 
     def _consume(self, c: Any, queue: str) -> None:

@@ -10,7 +10,7 @@ from celery import Celery, Task
 from celery.app.defaults import DEFAULTS
 
 from celery_hardened import HardenedTask, harden
-from celery_hardened.preset import APP_WIDE, REDIS_TRANSPORT_OPTIONS, lay_app_wide, lay_task
+from celery_hardened.preset import AMQP_TRANSPORT_OPTIONS, APP_WIDE, REDIS_TRANSPORT_OPTIONS, lay_app_wide, lay_task
 from celery_hardened.settings import Settings
 from tests.support.pages import codes, generated
 
@@ -34,7 +34,7 @@ def test_app_wide_settings_are_those_of_the_preset() -> None:
             expected += [[name, key, str(DEFAULTS[name][key]), key, str(item)] for key, item in changed.items()]
         elif DEFAULTS[name] != value:
             expected.append([name, str(DEFAULTS[name]), str(value)])
-    for key, item in REDIS_TRANSPORT_OPTIONS.items():
+    for key, item in (REDIS_TRANSPORT_OPTIONS | AMQP_TRANSPORT_OPTIONS).items():
         expected.append(["broker_transport_options", key, key, str(item)])
     assert [codes(" ".join(row[:3])) for row in cells("app-wide")] == expected
 

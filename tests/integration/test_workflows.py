@@ -79,8 +79,14 @@ def test_parked_chord_completes_after_a_redrive(
     assert (stored.state, stored.letter.parked) == ("parked", True)
     until(lambda: member.state == "FAILURE", what="the parked member to say FAILURE")
     assert body.state == "PENDING"
-    lifetime = project.app.backend.client.pttl(project.app.backend.get_key_for_group(stored.letter.group_id, ".s"))
-    assert lifetime == -1 or lifetime > 29 * 86_400_000, "the chord's keys do not live as long as the letter"
+    chord_size = project.app.backend.get_key_for_group(stored.letter.group_id, ".s")
+
+    def lives_as_long_as_the_letter() -> bool:
+        lifetime = project.app.backend.client.pttl(chord_size)
+        return lifetime == -1 or lifetime > 29 * 86_400_000
+
+    # A sibling that returns after the parking may set it back to a day, until the worker's next upkeep.
+    until(lives_as_long_as_the_letter, within=150, what="the chord's keys to live as long as the letter")
 
     fix(out)
     assert redrive(project) == 1

@@ -147,7 +147,8 @@ def test_socket_options_are_for_redis(make_app: MakeApp, url: Any, redis: bool) 
     """Another transport may not know them."""
     app = harden(make_app())
     app.conf.broker_url = url
-    assert bool(app.conf.broker_transport_options) is redis
+    assert ("socket_timeout" in (app.conf.broker_transport_options or {})) is redis
+    assert ("confirm_publish" in (app.conf.broker_transport_options or {})) is ("amqp" in str(url))
 
 
 def test_a_dry_run_lays_nothing(make_app: MakeApp) -> None:

@@ -41,7 +41,7 @@ def test_deaths_are_looked_for_where_they_are_recorded(
     monkeypatch.setattr(deaths, "peek", note_peek)
     monkeypatch.setattr(deaths, "open_start", note_open_start)
     with InProcessWorker(app) as worker:
-        app.send_task(sent_as, headers={"hardened": {"v": 1, "deaths": 1}})
+        app.send_task(sent_as, headers={"hardened": {"v": 1, "deaths": 1}}, retries=1)
         worker.run()
 
     assert len(names["recorded"]) == 1
