@@ -42,14 +42,18 @@ def test_killed_children_lose_nothing(start_worker: StartWorker, load_project: L
     ids = {f"o{n}": project.slow.delay(f"o{n}", 0.05 + dice.random() / 10).id for n in range(TASKS)}
     killer = project.killer.delay("killer")
 
-    for _ in range(KILLS):
-        time.sleep(dice.random() / 2)  # the moment is what is random; nothing is waited for
+    killed = 0
+    for _ in range(10 * KILLS):
+        time.sleep(dice.random() / 4)  # the moment is what is random; nothing is waited for
         children = worker.children()
-        if children:
-            try:
-                psutil.Process(dice.choice(children)).kill()
-            except psutil.NoSuchProcess:
-                continue  # it was recycled meanwhile; the next one will do
+        try:
+            psutil.Process(dice.choice(children)).kill()
+        except (IndexError, psutil.NoSuchProcess):
+            continue  # all are being replaced, or it was just now: the next one will do
+        killed += 1
+        if killed == KILLS:
+            break
+    assert killed == KILLS
 
     until(lambda: not unfinished(project, ids), within=120, what="all orders to end")
     until(lambda: letters(project, reason="poison"), within=60, what="the killer to be poison")
@@ -73,7 +77,7 @@ def test_killed_workers_lose_nothing(start_worker: StartWorker, load_project: Lo
     """
     project = load_project(SHOP)
     dice = random.Random(4712)
-    ids = {f"o{n}": project.slow.delay(f"o{n}", 0.1 + dice.random() / 5).id for n in range(TASKS)}
+    ids = {f"o{n}": project.slow.delay(f"o{n}", 0.1 + dice.random() / 5).id for n in range(2 * TASKS)}
 
     for _ in range(KILLS):
         worker = start_worker(SHOP, concurrency=3)
