@@ -134,7 +134,9 @@ def test_memory_error_outside_of_the_body_spares_the_worker(
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
-def test_retry_is_said_before_the_next_attempt_can_end(start_worker: StartWorker, load_project: LoadProject) -> None:
+def test_retry_is_said_before_the_next_attempt_can_end(
+    start_worker: StartWorker, load_project: LoadProject, out: Path
+) -> None:
     """
     Celery stores RETRY after the retry is sent; with a slow backend it overwrites
     the SUCCESS or FAILURE of a quick next attempt, and its caller waits for ever.
@@ -145,5 +147,7 @@ def test_retry_is_said_before_the_next_attempt_can_end(start_worker: StartWorker
     good, bad = project.flaky.delay("good"), project.flaky.delay("bad", 99)
 
     letter_of(project, bad.id)
+    # Two retries of the one and three of the other: when all are written, what stands stays.
+    until(lambda: len(notes(out, "retry_states")) == 5, what="every RETRY to be written")
     until(lambda: project.app.AsyncResult(good.id).state == "SUCCESS", what="SUCCESS to stay")
     until(lambda: project.app.AsyncResult(bad.id).state == "FAILURE", what="FAILURE to stay")

@@ -35,7 +35,9 @@ if "SLOW_RETRY_STATE" in os.environ:  # the result backend is slow to take RETRY
 
     def mark_as_retry(self, *args, **kwargs):
         time.sleep(1.0)
-        return store(self, *args, **kwargs)
+        stored = store(self, *args, **kwargs)
+        note("retry_states", args[0])
+        return stored
 
     RedisBackend.mark_as_retry = mark_as_retry
 app.conf.update(eval(os.environ.get("CONF", "{}")))
