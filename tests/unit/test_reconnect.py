@@ -1,0 +1,196 @@
+"""How a worker tries to reach its broker again: waits, ends and exceptions."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import kombu
+import pytest
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.worker import state
+from celery.worker.consumer import Consumer
+from kombu import Connection
+from kombu.exceptions import OperationalError
+from kombu.utils import functional
+
+from celery_hardened import harden
+from celery_hardened.pipeline.reconnect import LONGEST_WAIT, NEXT_STEP, Reconnecting
+from tests.unit.conftest import MakeApp
+
+
+class Broker(Connection):
+    """One that is away for the first *away* tries, with *error*."""
+
+    def __init__(self, *urls: str, away: int = 0, error: BaseException | None = None) -> None:
+        super().__init__(";".join(urls) or "memory://")
+        self.away = away
+        self.error = error or ConnectionRefusedError("refused")
+        self.tried: list[str | None] = []
+
+    @property
+    def recoverable_connection_errors(self) -> tuple[type[Exception], ...]:
+        return (OSError,)  # of a transport that has a network; memory:// has none
+
+    def _establish_connection(self) -> Any:
+        self.tried.append(self.hostname)
+        if len(self.tried) <= self.away:
+            raise self.error
+        return super()._establish_connection()  # type: ignore[no-untyped-call]
+
+
+class Worker(Reconnecting, Consumer):
+    """A consumer as far as connecting goes."""
+
+    def __init__(self, app: Any, *, started: bool = True) -> None:
+        self.app = app
+        self.first_connection_attempt = not started
+        self.broker_connection_retry_attempt = 0
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What kombu slept, in pieces. No time goes by."""
+    pieces: list[float] = []
+    monkeypatch.setattr(functional, "sleep", pieces.append)
+    return pieces
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """To be told to stop, undone after the test."""
+    monkeypatch.setattr(state, "should_stop", None)
+    monkeypatch.setattr(state, "should_terminate", None)
+    return monkeypatch
+
+
+def waits(log: pytest.LogCaptureFixture) -> list[float]:
+    """The waits that were announced; Celery says "now" for less than a second."""
+    found = re.findall(r"Trying again (?:in ([0-9.]+) seconds?|now)\.\.\.", log.text)
+    return [float(seconds or 0) for seconds in found]
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["at the start", "after a loss"])
+def test_it_tries_for_ever_and_often(
+    make_app: MakeApp, slept: list[float], caplog: pytest.LogCaptureFixture, started: bool
+) -> None:
+    """Past Celery's hundred tries, with waits that grow to a few seconds and no further; the log says so."""
+    worker, broker = Worker(harden(make_app()), started=started), Broker(away=250)
+    with caplog.at_level(logging.ERROR):
+        assert worker.ensure_connected(broker) is broker
+    assert broker.connected
+    assert len(broker.tried) == 251
+    announced = waits(caplog)
+    assert len(announced) == 250
+    assert announced[1] <= 2.0
+    assert all(earlier <= later for earlier, later in pairwise(announced))
+    assert LONGEST_WAIT / 2 < announced[-1] <= LONGEST_WAIT <= 5
+    assert sum(slept) == pytest.approx(sum(announced), abs=250 * 0.01 + 2)
+    assert "(250, without end)" in caplog.text
+    assert (worker.first_connection_attempt, worker.broker_connection_retry_attempt) == (False, 0)
+
+
+def test_workers_do_not_come_back_in_step(make_app: MakeApp, slept: list[float]) -> None:
+    """First and longest wait differ between workers that are cut off at one moment."""
+    first, longest = set(), set()
+    for _ in range(10):
+        slept.clear()
+        Worker(harden(make_app())).ensure_connected(Broker(away=1))
+        first.add(sum(slept))
+        slept.clear()
+        Worker(harden(make_app())).ensure_connected(Broker(away=50))
+        longest.add(sum(slept[-int(LONGEST_WAIT) :]))
+    assert len(first) > 5
+    assert len(longest) > 5
+
+
+def test_every_host_of_a_failover_list_is_tried_before_a_wait(
+    make_app: MakeApp, slept: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In turn, as Celery does."""
+    broker = Broker("memory://a", "memory://b", "memory://c", away=5)
+    with caplog.at_level(logging.ERROR):
+        Worker(harden(make_app())).ensure_connected(broker)
+    assert broker.tried == ["a", "b", "c", "a", "b", "c"]
+    assert len(waits(caplog)) == 1
+    assert caplog.text.count("Will retry using next failover") == 4
+
+
+@pytest.mark.parametrize(
+    ("flag", "ending"), [("should_stop", WorkerShutdown), ("should_terminate", WorkerTerminate)], ids=str
+)
+def test_it_stops_while_it_waits(
+    make_app: MakeApp, stops: pytest.MonkeyPatch, flag: str, ending: type[BaseException]
+) -> None:
+    """SIGTERM ends it within two seconds of waiting, and after each try."""
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if sum(naps) > 20:
+            stops.setattr(state, flag, 0)
+
+    stops.setattr(functional, "sleep", sleep)
+    with pytest.raises(ending):
+        Worker(harden(make_app())).ensure_connected(Broker(away=10_000))
+    assert 20 < sum(naps) <= 22
+    assert max(naps) <= 1.0
+
+    broker = Broker(away=10_000)
+    with pytest.raises(ending):
+        Worker(harden(make_app())).ensure_connected(broker)
+    assert len(broker.tried) == 1
+
+
+def test_an_error_of_another_kind_is_not_retried(make_app: MakeApp, slept: list[float]) -> None:
+    """A bug, say, in a credential provider, ends the worker as it did before."""
+    broker = Broker(away=1, error=TypeError("no provider"))
+    with pytest.raises(TypeError, match="no provider"):
+        Worker(harden(make_app())).ensure_connected(broker)
+    assert len(broker.tried) == 1
+    assert slept == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "tries", "ends"),
+    [
+        ({"broker_connection_max_retries": 3}, 4, OperationalError),
+        ({"broker_connection_max_retries": 0}, 1, OperationalError),
+        ({"broker_connection_retry": False}, 2, ConnectionRefusedError),
+        ({"hardened_observe": True}, 101, OperationalError),
+    ],
+    ids=str,
+)
+def test_celerys_own_behaviour_where_the_user_says_so(
+    make_app: MakeApp, slept: list[float], conf: dict[str, Any], tries: int, ends: type[Exception]
+) -> None:
+    """With its number of tries come its waits, which the number was chosen for; a dry run changes neither."""
+    broker = Broker(away=10_000)
+    with pytest.raises(ends):
+        Worker(harden(make_app(**conf))).ensure_connected(broker)
+    assert len(broker.tried) == tries
+    if tries > 1:
+        longest = 30 if kombu.VERSION[:2] >= (5, 7) else 32
+        assert sum(slept) == sum(min(2 * n, longest) for n in range(1, tries))
+
+
+def test_without_a_number_of_his_own_the_waits_are_ours(make_app: MakeApp, slept: list[float]) -> None:
+    """``None``, which is for ever in Celery too, takes nothing back."""
+    Worker(harden(make_app(broker_connection_max_retries=None))).ensure_connected(Broker(away=150))
+    assert sum(slept) <= 150 * LONGEST_WAIT
+
+
+def test_what_celery_calls_and_what_kombu_takes() -> None:
+    """The seams: Celery asks the connection it was given, and its callback for errors takes ``next_step``."""
+    asked = inspect.getsource(Consumer.ensure_connected)
+    assert "conn.ensure_connection(" in asked
+    assert "callback=maybe_shutdown" in asked
+    assert "next_step=CONNECTION_RETRY_STEP" in asked
+    announced = NEXT_STEP.format(when="in 1 second", retries=3, max_retries=100)
+    assert announced == "Trying again in 1 second... (3, without end)"
+    parameters = set(inspect.signature(Connection._ensure_connection).parameters)
+    assert {"errback", "max_retries", "interval_start", "interval_step", "interval_max", "callback"} <= parameters
