@@ -26,6 +26,7 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.pipeline.admission import body_problem, header_problem
 from celery_hardened.pipeline.letters import letter_for, observed, write
 from celery_hardened.pipeline.publish import HIDDEN
+from celery_hardened.pipeline.reconnect import Reconnecting
 from celery_hardened.pipeline.upkeep import Upkeep, note_returns
 from celery_hardened.poison.isolation import Isolation
 from celery_hardened.poison.policy import judge
@@ -49,7 +50,7 @@ def compose_consumer(base: type) -> type:
     return type(base.__name__, (HardenedConsumer, base), {"__module__": base.__module__})
 
 
-class HardenedConsumer(_Consumer):  # type: ignore[misc]
+class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
     """Mix-in for ``celery.worker.consumer.Consumer``."""
 
     def __init__(self, on_task_request: Any, *args: Any, **options: Any) -> None:
