@@ -20,10 +20,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from celery import Celery
 from redis import Redis
 
+from benchmarks.interleaved import Ratio, cpu_seconds, turns
 from celery_hardened.embedded import EmbeddedValkey
 
 APP = """
@@ -85,10 +85,10 @@ def run(side: str, pool: str, tasks: int, url: str, directory: Path) -> Round:
             _publish(queue, url, side, 300)
             _drained(client, queue)
             client.config_resetstat()
-            before, started = _cpu(process.pid), time.monotonic()
+            before, started = cpu_seconds(process.pid), time.monotonic()
             _publish(queue, url, side, tasks)
             _drained(client, queue)
-            seconds, cpu = time.monotonic() - started, _cpu(process.pid) - before
+            seconds, cpu = time.monotonic() - started, cpu_seconds(process.pid) - before
             stats = {name.removeprefix("cmdstat_"): row["calls"] for name, row in client.info("commandstats").items()}
         finally:
             process.terminate()
@@ -119,16 +119,6 @@ def _drained(client: Redis, queue: str) -> None:
         time.sleep(0.05)
 
 
-def _cpu(pid: int) -> float:
-    """User and system seconds of a worker and its pool."""
-    worker = psutil.Process(pid)
-    total = 0.0
-    for process in (worker, *worker.children(recursive=True)):
-        used = process.cpu_times()
-        total += used.user + used.system
-    return total
-
-
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -140,26 +130,21 @@ def main() -> None:
         (Path(directory) / "bench.py").write_text(APP)
         for pool in options.pool or ["prefork", "solo"]:
             rounds: dict[str, list[Round]] = {"plain": [], "hardened": []}
-            for number in range(options.rounds):
-                # Whoever goes first meets a colder machine: take turns.
-                for side in ("plain", "hardened") if number % 2 == 0 else ("hardened", "plain"):
-                    rounds[side].append(run(side, pool, options.tasks, valkey.url, Path(directory)))
+            for side in turns(("plain", "hardened"), options.rounds):
+                rounds[side].append(run(side, pool, options.tasks, valkey.url, Path(directory)))
             show(pool, options.tasks, rounds)
 
 
 def show(pool: str, tasks: int, rounds: dict[str, list[Round]]) -> None:
     """One block a pool: medians, and the ratio of each interleaved pair."""
     plain, hardened = rounds["plain"], rounds["hardened"]
-    ratios = sorted(h.cpu / p.cpu for p, h in zip(plain, hardened, strict=True))
+    ratio = Ratio.of([r.cpu for r in hardened], [r.cpu for r in plain])
     print(f"\n{pool}: {tasks} no-op tasks, {len(plain)} rounds each, interleaved")
     for name, side in rounds.items():
         cpu = statistics.median(r.cpu for r in side)
         rate = statistics.median(tasks / r.seconds for r in side)
         print(f"  {name:9} CPU {cpu:7.0f} us/task   {rate:6.0f} tasks/s")
-    print(
-        f"  CPU hardened / plain: median of pairs {statistics.median(ratios):.3f} "
-        f"(lowest {ratios[0]:.3f}, highest {ratios[-1]:.3f})"
-    )
+    print(f"  CPU hardened / plain, median of pairs: {ratio}")
     names = sorted(set(plain[-1].commands) | set(hardened[-1].commands))
     print("  Redis commands a task (publish, fetch, ack):")
     for name in names:
