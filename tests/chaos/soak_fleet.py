@@ -41,7 +41,7 @@ class Fleet:
 
     Attributes:
         faults: What was done, complete once `calm` was called.
-        exits: Workers that ended though nobody killed them: when, who, exit code and last words.
+        exits: Workers that ended though nobody killed them: when, who, exit code and last line.
     """
 
     def __init__(
@@ -186,7 +186,8 @@ class Fleet:
                 self._end(number)
         for worker in self.workers:
             if not worker.running:
-                self.exits.append((time.monotonic(), worker.name, worker.returncode, worker.log()[-1500:]))
+                last = worker.log().strip().rpartition("\n")[2]
+                self.exits.append((time.monotonic(), worker.name, worker.returncode, last))
                 worker.kill_group()
                 worker.start()
 

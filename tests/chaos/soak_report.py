@@ -122,18 +122,22 @@ class Report:
 def whereabouts(client: Redis) -> dict[int, list[str]]:
     """Where in the broker messages of the soak lie, by task number: every list, hash and set but our records."""
     found: dict[int, list[str]] = {}
+    now = client.time()[0]
     for key in client.scan_iter(count=1000):
         if b":death:" in key or b":letter" in key:
             continue
-        kind = client.type(key)
-        texts: list[bytes] = []
+        kind, name = client.type(key), key.decode(errors="replace")
+        places: list[tuple[str, bytes]] = []
         if kind == b"list":
-            texts = client.lrange(key, 0, -1)
+            places = [(name, text) for text in client.lrange(key, 0, -1)]
         elif kind == b"hash":
-            texts = list(client.hgetall(key).values())
-        for text in texts:
+            for tag, text in client.hgetall(key).items():
+                score = client.zscore(f"{name}_index", tag)
+                left = "no score" if score is None else f"score {score - now:+.1f} s from now"
+                places.append((f"{name} as {tag.decode(errors='replace')}, {left}", text))
+        for place, text in places:
             for number in {int(number) for number in _TASK.findall(text)}:
-                found.setdefault(number, []).append(key.decode(errors="replace"))
+                found.setdefault(number, []).append(place)
     return found
 
 
