@@ -18,6 +18,7 @@ from celery_hardened.pipeline.publish import stamp_publishes
 from celery_hardened.pipeline.retry import policy_of
 from celery_hardened.preset import lay_app_wide
 from celery_hardened.task import HardenedTask, on_leaf, without_celery_autoretry
+from celery_hardened.transport.install import install as install_delivery
 
 logger = logging.getLogger("celery_hardened")
 
@@ -64,6 +65,7 @@ def harden(app: AppT, *, tasks: Level = "hardened") -> AppT:
     hardening.attach()
     _lay_preset(hardening)
     stamp_publishes(app, settle=lambda: hardening.settings)
+    install_delivery(app, lambda: hardening.delivery)
     _adopt_tasks(hardening)
     _adopt_worker(hardening)
     _survive_pickling(hardening)
@@ -166,6 +168,7 @@ def _adopt_worker(hardening: Hardening) -> None:
         def __init__(self, worker: Any, **options: Any) -> None:
             super().__init__(worker, **options)
             from celery_hardened.pipeline.consumer import compose_consumer
+            from celery_hardened.pipeline.delivery import attend
 
             # A mistake in a setting or a policy stops the worker here, not the first task that fails.
             hardening.prepare()
@@ -174,6 +177,7 @@ def _adopt_worker(hardening: Hardening) -> None:
                     without_celery_autoretry(task)
                     policy_of(task, hardening)
             worker.consumer_cls = compose_consumer(symbol_by_name(worker.consumer_cls))
+            attend(hardening, worker)
 
     def on_worker_ready(sender: Any, **_: Any) -> None:
         if sender.app is app:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from celery import Celery
@@ -29,6 +29,9 @@ from celery_hardened.poison.contract import DeathStore, work_id
 from celery_hardened.poison.memory import InMemoryDeathStore
 from celery_hardened.settings import Settings
 from celery_hardened.switches import Switches
+
+if TYPE_CHECKING:
+    from celery_hardened.transport.delivery import Delivery
 
 logger = logging.getLogger("celery_hardened")
 
@@ -116,6 +119,16 @@ class Hardening:
         from celery_hardened.redis_connection import key_prefix
 
         return key_prefix(self.app, self.settings)
+
+    @cached_property
+    def delivery(self) -> Delivery | None:
+        """What this process's channels to a Redis broker share; ``None`` on kombu's own transport."""
+        if self.settings.observe or self.settings.redis_delivery == "stock":
+            return None
+        from celery_hardened.transport.delivery import Delivery
+
+        of = self.settings
+        return Delivery(prefix=of.key_prefix, lease=of.lease, max_eta=of.max_eta)
 
     @cached_property
     def dead_letters(self) -> DeadLetterStore:

@@ -48,7 +48,11 @@ def connect(app: Celery, settings: Settings) -> Redis:
         ConfigurationError: ``hardened_redis_url`` is not set and the broker is no Redis,
             or the URL cannot be read.
     """
-    connection = _explicit(app, settings.redis_url) if settings.redis_url else _broker(app)
+    return client_of(_explicit(app, settings.redis_url) if settings.redis_url else _broker(app))
+
+
+def client_of(connection: Connection) -> Redis:
+    """Build a client of the Redis that *connection* leads to, as ``connect`` does. Nothing is sent yet."""
     pool = _pool(connection)
     credentials = pool.connection_kwargs.get("credential_provider")
     if credentials is None:

@@ -45,6 +45,14 @@ class Settings:
     switch_ttl: float = 5.0
     """How long a kill switch read from Redis is trusted before it is read again."""
 
+    # --- Redis delivery -----------------------------------------------------------------------
+
+    redis_delivery: Literal["hardened", "stock"] = "hardened"
+    """How a worker takes messages from a Redis broker. ``stock``: kombu's own transport."""
+
+    lease: float = 30.0
+    """How long a message stays its worker's without a sign of life; renewed three times in that time."""
+
     # --- retry ------------------------------------------------------------------------------
 
     max_retries: int | None = 10
@@ -201,6 +209,7 @@ def _default_within(cls: type[Settings], name: str, *, least: Any = None, most: 
 
 _LEAST: dict[str, float] = {
     "switch_ttl": 0.1,
+    "lease": 1.0,
     "max_retries": 0,
     "retry_backoff": 0.001,
     "retry_backoff_max": 0.001,
@@ -231,6 +240,7 @@ _ONE_OF: dict[str, tuple[object, ...]] = {
     "observe": (True, False),
     "park_chords": (True, False),
     "amqp_queues": (None, "quorum"),
+    "redis_delivery": ("hardened", "stock"),
 }
 
 

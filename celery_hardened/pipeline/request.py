@@ -79,6 +79,11 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         """Is the start of this delivery written down? The child decides by the same rule."""
         if self.suspect:
             request["properties"][START] = self.start.token
+        if self.task.acks_late:
+            # An early ack is sent at once: a task must not start again that acks before it runs.
+            let_ride = getattr(getattr(message.channel, "qos", None), "let_ack_ride", None)
+            if let_ride is not None:
+                let_ride(message.delivery_tag)
 
     # --- what is known of it -------------------------------------------------------------------
 

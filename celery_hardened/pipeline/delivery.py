@@ -1,0 +1,144 @@
+"""Redis delivery in a worker: what the transport asks of Celery, and what it tells it.
+
+The transport knows messages and leases; requests, time limits and dead letters are known here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import signals
+from celery.worker import state
+
+from celery_hardened.errors import MalformedMessageError
+from celery_hardened.hardening import Hardening
+from celery_hardened.pipeline.letters import letter_for, write
+from celery_hardened.transport.delivery import Delivery
+from celery_hardened.transport.leases import Lease
+from celery_hardened.transport.names import is_ours
+from celery_hardened.wire import Wire
+
+logger = logging.getLogger("celery_hardened.transport")
+
+
+def attend(hardening: Hardening, worker: Any) -> None:
+    """Let *worker* start only what it holds a lease of, and answer its transport's questions."""
+    delivery = hardening.delivery
+    if delivery is None:
+        return
+    worker._process_task = only_if_held(worker._process_task, worker, delivery)
+    signals.worker_shutdown.connect(partial(close_delivery, delivery, worker), weak=False)
+    atexit.register(close_delivery, delivery, worker)
+    delivery.on.lost = report_lost
+    delivery.on.working = is_working
+    delivery.on.bury = lambda tag, queue, raw: bury_malformed(hardening, str(worker.hostname), tag, queue, raw)
+
+
+def close_delivery(delivery: Delivery, worker: Any, sender: Any = None, **_: Any) -> None:
+    """The worker's process ends: what it still holds goes back."""
+    if delivery.leases is not None and sender in (None, worker):
+        delivery.leases.close()
+        delivery.leases = None
+
+
+def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery) -> Callable[[Any], Any]:
+    """Wrap the worker's step that hands a request to the pool.
+
+    Between its arrival and this moment a request may have lost its lease, or gone back with a
+    channel that was closed: then it runs elsewhere, and a start here would be a second one.
+    """
+
+    def process_task(request: Any) -> Any:
+        tag = delivery_tag_of(request)
+        if is_ours(tag) and delivery.leases is not None and not delivery.leases.start(tag):
+            logger.info(
+                "%s[%s] is not started: it is not this worker's any more",
+                request.name,
+                request.id,
+                extra={"task": request.name, "task_id": request.id},
+            )
+            state.task_ready(request)
+            release = getattr(worker, "_quick_release", None)
+            if worker.semaphore is not None and release is not None:
+                release()
+            return None
+        return process(request)
+
+    return process_task
+
+
+def delivery_tag_of(request: Any) -> Any:
+    return getattr(request._message, "delivery_tag", None)
+
+
+def report_lost(lease: Lease) -> None:
+    """Somebody else may run at this moment what runs here."""
+    name = task_id = None
+    for request in _active():
+        if delivery_tag_of(request) == lease.tag:
+            name, task_id = request.name, request.id
+    logger.error(
+        "lost the lease of %s[%s] while it ran: another worker may run it too. Its end here changes nothing there",
+        name,
+        task_id,
+        extra={"task": name, "task_id": task_id, "queue": lease.queue, "outcome": "lease_lost"},
+    )
+
+
+def is_working() -> bool:
+    """Does a task run that is within its time limit, or that has none and whose process lives?"""
+    for request in _active():
+        limit = request.time_limits[0] or request.task.time_limit
+        if limit:
+            if time.time() - (request.time_start or time.time()) <= limit:
+                return True
+        elif _alive(request.worker_pid):
+            return True
+    return False
+
+
+def _active() -> list[Any]:
+    for _ in range(10):
+        try:
+            return list(state.active_requests)
+        except RuntimeError:  # the loop's thread changed the set meanwhile
+            continue
+    return []
+
+
+def _alive(pid: int | None) -> bool:
+    if not pid:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def bury_malformed(hardening: Hardening, worker: str, tag: str, queue: str, raw: bytes) -> None:
+    """Write the dead letter of a queue item that is no message. Raises ``StoreUnavailableError``."""
+    wire = Wire(
+        body=raw,
+        body_compressed=False,
+        content_type=None,
+        content_encoding=None,
+        headers={},
+        properties={},
+        exchange="",
+        routing_key=queue,
+        delivery_tag=tag,
+        redelivered=False,
+        queue=queue,
+    )
+    error = MalformedMessageError("the item in the queue is no message of Celery's or kombu's")
+    write(hardening, letter_for(hardening, wire, reason="malformed", error=error, worker=worker, queue=queue))
+    logger.warning("an item of queue %r is no message; it is a dead letter now", queue, extra={"queue": queue})

@@ -1,0 +1,320 @@
+"""kombu's Redis channel and its QoS, on fetchers and leases."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+from kombu.utils.scheduling import round_robin_cycle
+
+from celery_hardened.transport.delay import seconds_until
+from celery_hardened.transport.fetcher import Fetcher
+from celery_hardened.transport.leases import Lease
+from celery_hardened.transport.names import DELAYED, LEASED, MARK, Keys, is_ours, tag
+
+if TYPE_CHECKING:
+    from celery_hardened.transport.delivery import Delivery, FetchScript
+    from celery_hardened.transport.leases import Leases
+
+    _Channel = kombu_redis.Channel
+    _QoS = kombu_redis.QoS
+else:
+    _Channel = object  # mix-ins: what they are composed with is kombu's, or a user's own
+    _QoS = object
+
+logger = logging.getLogger("celery_hardened.transport")
+
+#: Messages of one fetch where the consumer has no prefetch limit.
+UNLIMITED = 100
+
+#: Connections that wait at the same time; further queues are looked at every ``fetcher.POLL`` seconds.
+WAITING = 8
+
+
+class HardenedQoS(_QoS):
+    """Deliveries of a fetch are leased already, and end through ``Leases``; others as in kombu."""
+
+    channel: Any
+
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self._rides: set[str] = set()
+
+    def let_ack_ride(self, delivery_tag: str) -> None:
+        """The ack of this delivery may wait for the next fetch, should one be due at once."""
+        self._rides.add(delivery_tag)
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        if is_ours(delivery_tag):
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        if not is_ours(delivery_tag):
+            super().ack(delivery_tag)
+            return
+        virtual.QoS.ack(self, delivery_tag)
+        ride = delivery_tag in self._rides
+        self._rides.discard(delivery_tag)
+        self.channel.leases.ack(delivery_tag, ride=ride and self.channel.takes_acks())
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not is_ours(delivery_tag):
+            super().reject(delivery_tag, requeue)
+        elif requeue:
+            virtual.QoS.ack(self, delivery_tag)
+            self._rides.discard(delivery_tag)
+            self.channel.leases.give_back([delivery_tag], last=True)
+        else:
+            self.ack(delivery_tag)
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """What nobody started goes back at once, in its old order. What was started is still leased."""
+        for delivery_tag in [one for one in list(self._delivered) if is_ours(one)]:
+            self._delivered.pop(delivery_tag, None)
+        if self.channel.do_restore:
+            returned = self.channel.leases.give_back_of(self.channel.consumer)
+            if returned:
+                logger.info("%s messages that were not started went back to their queues", returned)
+        super().restore_unacked_once(stderr)
+
+    def restore_visible(self, *args: Any, **options: Any) -> None:
+        """Nothing: the sweep does it, for kombu's own deliveries too."""
+
+
+class HardenedChannel(_Channel):
+    """Mix-in for ``kombu.transport.redis.Channel`` and ``SentinelChannel``.
+
+    Publishing, fanout, bindings and connections are kombu's.
+    """
+
+    delivery: Delivery
+    """Of the app; the composed class has it."""
+
+    QoS: Any
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.consumer = uuid4().hex[:16]
+        self.tag_prefix = f"{LEASED}{self.consumer}:"
+        self._number = 0
+        self._no_ack: set[str] = set()
+        self._backlog: deque[tuple[dict[str, Any], str]] = deque()
+        self._fetchers: list[Fetcher] = []
+        self._layouts: dict[tuple[str, ...], tuple[list[str], list[str | int]]] = {}
+        self._pumped = 0.0
+        self.received_at = time.monotonic()
+        """When the last fetch or wait was answered."""
+        super().__init__(*args, **options)
+
+    @cached_property
+    def leases(self) -> Leases:
+        return self.delivery.leases_of(self)
+
+    @cached_property
+    def keys(self) -> Keys:
+        return self.delivery.keys_of(self)
+
+    @cached_property
+    def fetch_script(self) -> FetchScript:
+        return self.delivery.fetch_script
+
+    # --- what fetchers ask -----------------------------------------------------------------------
+
+    def queues_in_turn(self) -> list[str]:
+        queues: list[str] = self._queue_cycle.consume(len(self.active_queues))
+        return list(queues)
+
+    def credit(self) -> int:
+        """Messages that may be taken now."""
+        if "can_consume" in self.qos.__dict__:  # worker_disable_prefetch has replaced it, and counts by itself
+            return int(bool(self.qos.can_consume()))
+        free = self.qos.can_consume_max_estimate()
+        return UNLIMITED if free is None else min(free, UNLIMITED) - len(self._backlog)
+
+    def reserve_numbers(self, count: int) -> int:
+        first = self._number
+        self._number += count
+        return first
+
+    def lists(self, queues: tuple[str, ...]) -> tuple[list[str], list[str | int]]:
+        """Lists of *queues*, a row for each priority, and what the fetch script is told of each queue."""
+        known = self._layouts.get(queues)
+        if known is None:
+            lists = [self.global_keyprefix + self._q_for_pri(q, step) for step in self.priority_steps for q in queues]
+            names: list[str | int] = []
+            for queue in queues:
+                names += [json.dumps(queue), int(queue not in self._no_ack)]
+            known = self._layouts[queues] = lists, names
+        return known
+
+    def list_of(self, queue: str) -> str:
+        """The list of its default priority."""
+        return str(self.global_keyprefix + self._q_for_pri(queue, 0))
+
+    def own_list(self, queue: str) -> str:
+        return self.keys.own_list(self.consumer, queue)
+
+    def own_member(self, queue: str) -> str:
+        return json.dumps([self.own_list(queue), queue])
+
+    @property
+    def fair(self) -> bool:
+        return type(self._queue_cycle) is round_robin_cycle
+
+    @property
+    def polls(self) -> bool:
+        """Are there lists that no connection waits on?"""
+        return len(self.priority_steps) > 1 or len(self.active_queues) > WAITING
+
+    # --- the pump ----------------------------------------------------------------------------------
+
+    def takes_acks(self) -> bool:
+        """Is a fetch due at once that can take an ack along?
+
+        Only in the thread of the loop, which comes to ``pump`` next.
+        """
+        return bool(self._fetchers) and not self.closed and self.delivery.in_loop() and bool(self._active_queues)
+
+    def pump(self, poller: Any) -> None:
+        """Keep fetchers going. Called at every turn of the loop, before it waits."""
+        self.delivery.loop_turned()
+        self.hand_out()
+        fetchers = self._fetchers or self._hire()
+        if len(fetchers) != self._wanted():
+            fetchers = self._hire()
+        for fetcher in fetchers:
+            fetcher.check()
+        if self.credit() > 0:
+            for fetcher in fetchers:
+                if poller.connected(self, fetcher) and fetcher.state == "idle":
+                    fetcher.start()
+        if self.leases.unsent_acks and fetchers[0].state != "fetching":
+            # No fetch is due that could take them along.
+            self.leases.flush()
+
+    def _wanted(self) -> int:
+        return max(1, min(len(self.active_queues), WAITING, self.max_connections - 2))
+
+    def _hire(self) -> list[Fetcher]:
+        """One fetcher for all queues; with several queues, one more for each to wait on (see ``WAITING``)."""
+        queues = self.active_queues
+        if not self._fetchers:
+            self._fetchers.append(Fetcher(self, self.client))
+        waited = {fetcher.queue for fetcher in self._fetchers}
+        if len(queues) > 1:
+            for queue in queues[: self._wanted()]:
+                if queue not in waited:
+                    self._fetchers.append(Fetcher(self, self._create_client(asynchronous=True), queue))
+        return self._fetchers
+
+    # --- messages ----------------------------------------------------------------------------------
+
+    def received(self, items: Sequence[tuple[str, bytes]], *, first: int, fence: int) -> None:
+        """Messages of one fetch, leased under the numbers from *first*; the last one's fence is *fence*."""
+        arrived = self._register_taken(items, first=first, fence=fence)
+        waits: list[tuple[str, str, float]] = []
+        for lease, queue, raw in arrived:
+            self._queue_cycle.rotate(queue)
+            payload = self._read(lease, queue, raw)
+            if payload is None:
+                continue
+            wait = seconds_until(payload, most=self.delivery.max_eta) if lease else 0.0
+            if lease and wait:
+                waits.append((lease.tag, lease.tag.replace(LEASED, DELAYED, 1), wait))
+            else:
+                self._backlog.append((payload, queue))
+        if waits:
+            self.leases.delay(waits)
+        self.hand_out()
+
+    def _register_taken(
+        self, items: Sequence[tuple[str, bytes]], *, first: int, fence: int
+    ) -> list[tuple[Lease | None, str, bytes]]:
+        """Note the leases of one fetch, all of them before the first message is handed out: in the solo
+        pool that call lasts as long as its task."""
+        leased = sum(1 for queue, _ in items if queue not in self._no_ack)
+        taken: list[Lease] = []
+        arrived: list[tuple[Lease | None, str, bytes]] = []
+        for queue, raw in items:
+            lease = None
+            if queue not in self._no_ack:
+                number = len(taken)
+                lease = Lease(tag(self.consumer, first + number), queue, self.consumer, fence - leased + number + 1)
+                taken.append(lease)
+            arrived.append((lease, queue, raw))
+        if taken:
+            self.leases.take(taken)
+        return arrived
+
+    def _read(self, lease: Lease | None, queue: str, raw: bytes) -> dict[str, Any] | None:
+        """The message, with this delivery's own tag; ``None``: it cannot be read and was set aside."""
+        try:
+            payload: dict[str, Any] = loads(bytes_to_str(raw))
+            mark = payload.pop(MARK, None)
+            properties = payload["properties"]
+            info = properties.get("delivery_info")
+            info = dict(info) if isinstance(info, dict) else {"exchange": "", "routing_key": queue}
+            properties["delivery_info"] = info
+            if lease is None:
+                properties.setdefault("delivery_tag", "")
+            else:
+                properties["delivery_tag"] = lease.tag
+                info["fence"] = lease.fence
+            info["queue"] = queue
+            if isinstance(mark, dict) and mark.get("redelivered"):
+                info["redelivered"] = True
+                if isinstance(payload.get("headers"), dict):
+                    payload["headers"]["redelivered"] = True
+            if payload.get("body"):
+                payload["body"] = self.decode_body(payload["body"], properties.pop("body_encoding", None))
+        except Exception as problem:  # noqa: BLE001 - a message may be broken in any way
+            logger.warning("an item of queue %r is no message (%s)", queue, type(problem).__name__)
+            if lease is not None:
+                self.leases.set_aside(lease.tag, queue, raw)
+            return None
+        return payload
+
+    def hand_out(self) -> None:
+        """Give what has arrived to its consumers. What a consumer raises goes up; the rest is kept."""
+        backlog = self._backlog
+        while backlog:
+            payload, queue = backlog.popleft()
+            self.connection._deliver(payload, queue)
+
+    # --- kombu's own methods -------------------------------------------------------------------------
+
+    def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
+        self._layouts.clear()
+        (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
+        return super().basic_consume(queue, no_ack, *args, **options)
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        found = super()._basic_cancel(consumer_tag)
+        active = set(self.active_queues)
+        for fetcher in [one for one in self._fetchers if one.queue is not None and one.queue not in active]:
+            self._fetchers.remove(fetcher)
+            if fetcher.client.connection is not None:
+                fetcher.client.connection.disconnect()
+            self.leases.leave([self.own_member(str(fetcher.queue))])
+        return found
+
+    def close(self) -> None:
+        if not self.closed and self._fetchers:
+            for fetcher in self._fetchers:
+                self._register_taken(fetcher.stop(), first=fetcher.first, fence=0)
+            self.leases.leave([self.own_member(queue) for queue in self._active_queues])
+            self._backlog.clear()
+        super().close()
+        if self._fetchers:
+            self.leases.flush()

@@ -1,0 +1,77 @@
+-- Shared by the scripts that put messages back. Not a script of its own.
+--
+-- An entry of `unacked` of ours is the text  [<message>, "", <queue as JSON>].  The message
+-- is cut out of it and never encoded again: cjson would turn [] into {} and round long integers.
+
+local function seconds()
+    local time = redis.call('TIME')
+    return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local function score(time)
+    return string.format('%.3f', time)
+end
+
+-- How queues are laid out: { prefix, separator, steps }, as kombu's channel is configured.
+local function layout_of(text)
+    local found = cjson.decode(text)
+    return { prefix = found[1], separator = found[2], steps = found[3] }
+end
+
+-- The list of a queue for a message's priority, by kombu's rule (Channel._get_message_priority, .priority).
+local function list_of(layout, queue, envelope)
+    local properties = type(envelope) == 'table' and envelope.properties
+    local wanted = type(properties) == 'table' and tonumber(properties.priority) or 0
+    wanted = math.max(0, math.min(9, math.floor(wanted)))
+    local step = layout.steps[1]
+    for _, one in ipairs(layout.steps) do
+        if one <= wanted then
+            step = one
+        end
+    end
+    if step == 0 then
+        return layout.prefix .. queue
+    end
+    return layout.prefix .. queue .. layout.separator .. string.format('%d', step)
+end
+
+-- message, list: what an entry holds and where it goes; nothing if it is no entry of ours.
+local function split(layout, entry)
+    local message, queue = string.match(entry, '^%[(.*), "", (".*")%]$')
+    if not message then
+        return nil
+    end
+    local read, envelope = pcall(cjson.decode, message)
+    local named, names = pcall(cjson.decode, '[' .. queue .. ']')
+    if not read or not named then
+        return nil
+    end
+    return message, list_of(layout, names[1], envelope)
+end
+
+-- The message, saying that an earlier delivery of it may have been started.
+local function marked(message)
+    if string.find(message, '"hardened-delivery"', 1, true) then
+        return message
+    end
+    local head = string.match(message, '^(.*)}%s*$')
+    return head and head .. ', "hardened-delivery": {"redelivered": true}}' or message
+end
+
+-- End the delivery `tag` and put its message into its queue: where it is taken next, or (last)
+-- behind all others. 1 if that was done, 0 if the delivery has ended already.
+local function put_back(unacked, index, malformed, layout, tag, mark, last)
+    local entry = redis.call('HGET', unacked, tag)
+    redis.call('HDEL', unacked, tag)
+    redis.call('ZREM', index, tag)
+    if not entry then
+        return 0
+    end
+    local message, list = split(layout, entry)
+    if not message then
+        redis.call('HSET', malformed, tag, '""\n' .. entry)
+        return 0
+    end
+    redis.call(last and 'LPUSH' or 'RPUSH', list, mark and marked(message) or message)
+    return 1
+end

@@ -1,0 +1,52 @@
+"""kombu's poller of Redis connections, with fetchers where it had one blocking pop a channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport.redis import MultiChannelPoller
+
+from celery_hardened.transport.fetcher import Fetcher
+
+if TYPE_CHECKING:
+    from celery_hardened.transport.channel import HardenedChannel
+
+
+class FetchingPoller(MultiChannelPoller):
+    """Fanout queues are kombu's business; what a fetcher is told is always read.
+
+    kombu holds back an answer for which there is no credit. A fetch answers with
+    messages that are leased already, so they are handed out and counted.
+    """
+
+    def on_poll_start(self) -> None:
+        for channel in tuple(self._channels):
+            if channel.active_queues:
+                channel.pump(self)
+            if channel.active_fanout_queues:
+                self._register_LISTEN(channel)
+
+    def connected(self, channel: HardenedChannel, fetcher: Fetcher) -> bool:
+        """Connect *fetcher* if it is not, and listen to it. Raises what the connection raises."""
+        if not self._client_registered(channel, fetcher.client, fetcher):
+            fetcher.reset()
+            self._register(channel, fetcher.client, fetcher)
+        return True
+
+    def on_readable(self, fileno: int) -> Any:
+        _, kind = self._fd_to_chan.get(fileno, (None, None))
+        if isinstance(kind, Fetcher):
+            return kind.read()
+        return super().on_readable(fileno)
+
+    def handle_event(self, fileno: int, event: int) -> Any:
+        _, kind = self._fd_to_chan.get(fileno, (None, None))
+        if isinstance(kind, Fetcher):
+            return kind.read(), self  # also on ERR: reading raises what is wrong
+        return super().handle_event(fileno, event)
+
+    def on_poll_init(self, poller: Any) -> None:
+        self.poller = poller
+
+    def maybe_restore_messages(self) -> None:
+        """Nothing: the sweep does it."""

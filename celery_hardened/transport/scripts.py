@@ -1,0 +1,144 @@
+"""The steps of delivery in Redis, typed. Each is one script, and what it does is said in its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from redis import Redis
+
+from celery_hardened.redis_connection import answered
+from celery_hardened.redis_script import Script
+from celery_hardened.transport.names import Keys
+
+#: Tags in one call: Lua's unpack and the server's patience have limits.
+CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How kombu lays queues out in lists."""
+
+    prefix: str
+    """``global_keyprefix``."""
+
+    separator: str
+    steps: tuple[int, ...]
+
+    def text(self) -> str:
+        """As ``entries.lua`` reads it."""
+        return json.dumps([self.prefix, self.separator, list(self.steps)])
+
+
+class DeliveryScripts:
+    """What a process does to its deliveries beside fetching them.
+
+    Every step may be repeated: done twice it does nothing more. All raise
+    ``StoreUnavailableError``.
+    """
+
+    def __init__(self, client: Redis, keys: Keys, layout: Layout) -> None:
+        self.client = client
+        self.keys = keys
+        self._layout = layout.text()
+        package = str(__package__)
+        self._renew = Script(client, package, "renew", operation="renewing leases")
+        self._end = Script(client, package, "end_deliveries", operation="acknowledging")
+        self._delay = Script(client, package, "delay", operation="delaying messages")
+        self._aside = Script(client, package, "set_aside", operation="setting a malformed message aside")
+        self._back = Script(client, package, "entries", "give_back", operation="giving messages back")
+        self._release = Script(client, package, "entries", "release", operation="leaving a queue")
+        self._sweep = Script(client, package, "entries", "sweep", operation="sweeping")
+
+    def renew(self, tags: Iterable[str], *, lists: Sequence[str], lease: float) -> list[str]:
+        """Prolong *tags* and *lists* by *lease* seconds from now; the tags that are held no longer."""
+        keys = [self.keys.index, self.keys.fetching]
+        lost: list[str] = []
+        for some in _chunks(tags, at_least_once=bool(lists)):
+            answer = self._renew(keys=keys, args=[lease, len(lists), *lists, *some])
+            lost += [_text(tag) for tag in answer]
+            lists = ()
+        return lost
+
+    def end(self, tags: Iterable[str]) -> None:
+        """Acknowledge."""
+        for some in _chunks(tags):
+            self._end(keys=[self.keys.unacked, self.keys.index], args=some)
+
+    def give_back(self, tags: Sequence[str], *, started: bool, last: bool = False) -> int:
+        """Put messages back into their queues, to be taken next and in this order, or behind all (*last*).
+
+        Args:
+            started: Their bodies may have run: they come marked as redelivered.
+        """
+        keys = [self.keys.unacked, self.keys.index, self.keys.malformed]
+        count = 0
+        # Put back last, taken first: so the last chunk goes first.
+        some = list(_chunks(tags))
+        for chunk in some if last else reversed(some):
+            count += int(self._back(keys=keys, args=[self._layout, int(started), int(last), *chunk]))
+        return count
+
+    def release(self, lists: Sequence[str]) -> int:
+        """Leave own lists for good; how many messages went back from them."""
+        return int(self._release(keys=[self.keys.fetching], args=[self._layout, *lists])) if lists else 0
+
+    def delay(self, waits: Sequence[tuple[str, str, float]]) -> int:
+        """Let deliveries wait: tag, tag to wait under, seconds from now. How many do."""
+        args: list[str | float] = [part for wait in waits for part in wait]
+        return int(self._delay(keys=[self.keys.unacked, self.keys.index], args=args)) if args else 0
+
+    def set_aside(self, tag: str, queue: str, raw: bytes) -> None:
+        """Keep what could not be read; see ``Keys.malformed``."""
+        self._aside(keys=[self.keys.unacked, self.keys.index, self.keys.malformed], args=[tag, json.dumps(queue), raw])
+
+    def malformed(self, limit: int = 100) -> list[tuple[str, str, bytes]]:
+        """Items set aside and not yet buried: tag, queue, raw item."""
+        with answered("reading malformed messages"):
+            found = list(islice(self.client.hscan_iter(self.keys.malformed, count=limit), limit))
+        return [_unpack(tag, value) for tag, value in found]
+
+    def forget_malformed(self, tag: str) -> None:
+        """It has its dead letter."""
+        with answered("forgetting a malformed message"):
+            self.client.hdel(self.keys.malformed, tag)
+
+    def sweep(
+        self, *, visibility: float, every: float, pause: float, grace: float, page: int, keep: float
+    ) -> tuple[int, int, list[str]]:
+        """One sweep: leases that ran out, messages that became due, tags that kombu's own code must restore."""
+        of = self.keys
+        expired, due, abandoned = self._sweep(
+            keys=[of.unacked, of.index, of.fetching, of.malformed, of.sweep],
+            args=[self._layout, visibility, every, pause, grace, page, keep],
+        )
+        return int(expired), int(due), [_text(tag) for tag in abandoned]
+
+    def length(self, lists: Sequence[str]) -> int:
+        """Messages in queue *lists* together."""
+        with answered("measuring a queue"), self.client.pipeline(transaction=False) as pipe:
+            for one in lists:
+                pipe.llen(one)
+            return sum(found for found in pipe.execute() if isinstance(found, int))
+
+
+def _chunks(tags: Iterable[str], *, at_least_once: bool = False) -> Iterator[list[str]]:
+    rest = iter(tags)
+    some = list(islice(rest, CHUNK))
+    if not some and at_least_once:
+        yield some
+    while some:
+        yield some
+        some = list(islice(rest, CHUNK))
+
+
+def _unpack(tag: Any, value: bytes) -> tuple[str, str, bytes]:
+    queue, _, raw = value.partition(b"\n")
+    return _text(tag), str(json.loads(queue)), raw
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,73 @@
+-- sweep: put back what nobody holds any more, and what has become due. Any worker runs it, about
+-- once a second; all it reads it reads in the same step, so there is no lock to be left behind.
+--
+-- KEYS[1]   unacked   KEYS[2]  index   KEYS[3]  fetching   KEYS[4]  malformed   KEYS[5]  sweep
+-- ARGV[1]   layout      see entries.lua
+-- ARGV[2]   visibility  seconds after which kombu's own deliveries count as abandoned
+-- ARGV[3]   every       seconds; sooner after the last sweep, nothing is done
+-- ARGV[4]   pause       seconds without a sweep after which leases get grace: the server was away, or
+--                       everybody was cut off from it, and the living have to renew first
+-- ARGV[5]   grace       seconds
+-- ARGV[6]   page        entries looked at
+-- ARGV[7]   keep        seconds that an abandoned consumer's list stays known: a process that was
+--                       frozen may still put a message there when it wakes
+--
+-- returns   { put back after a lease ran out, become due, tags of abandoned deliveries of kombu's own }
+
+local now = seconds()
+local last = tonumber(redis.call('HGET', KEYS[5], 'at') or 0)
+if math.abs(now - last) < tonumber(ARGV[3]) then
+    return { 0, 0, {} }
+end
+local grace = tonumber(redis.call('HGET', KEYS[5], 'grace') or 0)
+if now - last > tonumber(ARGV[4]) then
+    grace = now + tonumber(ARGV[5])
+end
+local offset = tonumber(redis.call('HGET', KEYS[5], 'offset') or 0)
+
+local layout = layout_of(ARGV[1])
+local page = tonumber(ARGV[6])
+local found = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', score(now), 'WITHSCORES', 'LIMIT', offset, page)
+
+local expired, due, abandoned, left = {}, {}, {}, 0
+for i = 1, #found, 2 do
+    local tag = found[i]
+    if string.sub(tag, 1, 4) == 'h1d:' then
+        due[#due + 1] = tag
+    elseif string.sub(tag, 1, 3) == 'h1:' then
+        if now >= grace then
+            expired[#expired + 1] = tag
+        else
+            left = left + 1
+        end
+    else
+        left = left + 1
+        if tonumber(found[i + 1]) <= now - tonumber(ARGV[2]) then
+            abandoned[#abandoned + 1] = tag
+        end
+    end
+end
+
+-- The one pushed last is taken first, so the oldest go last.
+for i = #due, 1, -1 do
+    put_back(KEYS[1], KEYS[2], KEYS[4], layout, due[i], false, false)
+end
+for i = #expired, 1, -1 do
+    put_back(KEYS[1], KEYS[2], KEYS[4], layout, expired[i], true, false)
+end
+
+if now >= grace then
+    local gone = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', score(now), 'LIMIT', 0, 10 * page)
+    for _, text in ipairs(gone) do
+        local member = cjson.decode(text)
+        while redis.call('LMOVE', member[1], layout.prefix .. member[2], 'LEFT', 'RIGHT') do
+        end
+    end
+    redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', score(now - tonumber(ARGV[7])))
+end
+
+-- The next sweep goes on behind what stays, or starts again.
+offset = #found == 2 * page and offset + left or 0
+redis.call('HSET', KEYS[5], 'at', score(now), 'grace', score(grace), 'offset', offset)
+redis.call('EXPIRE', KEYS[5], 86400)
+return { #expired, #due, abandoned }
