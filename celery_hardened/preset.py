@@ -33,8 +33,8 @@ APP_WIDE: dict[str, Any] = {
 
 #: Only for a Redis broker: a dead TCP connection must not hang a publish for ever.
 REDIS_TRANSPORT_OPTIONS: dict[str, Any] = {
-    "socket_timeout": 30,
-    "socket_connect_timeout": 10,
+    "socket_timeout": 5,
+    "socket_connect_timeout": 5,
     "socket_keepalive": True,
 }
 

@@ -2,19 +2,27 @@
 
 Celery waits two seconds longer after each try, up to thirty, and ends the worker after a
 hundred: a broker that returns is found half a minute late, and one that was away for
-three quarters of an hour is not found at all.
+three quarters of an hour is not found at all. Here the waits stay below `LONGEST_WAIT` and
+there is no last try.
 
-Here the waits stay below `LONGEST_WAIT` and there is no last try. One try takes no longer than
-the connection's own time-outs (``broker_connection_timeout``, and on Redis
-``socket_connect_timeout`` and ``socket_timeout``), so a worker that knows that its connection is
-lost consumes again at most one try and one wait after its broker can be reached.
+One try takes no longer than the connection's own time-outs (``broker_connection_timeout``, and
+on Redis ``socket_connect_timeout`` and ``socket_timeout``), so a worker that knows that its
+connection is lost consumes again at most one try and one wait after its broker can be reached.
+
+A Redis that takes connections and refuses work (READONLY after a fail-over, MISCONF, OOM) is
+away too. Celery ends the worker then.
 """
 
 from __future__ import annotations
 
+import logging
 import random
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from celery.worker.state import maybe_shutdown
+from redis.exceptions import ResponseError
 
 from celery_hardened.hardening import Hardening
 from celery_hardened.preset import set_by_user
@@ -24,11 +32,16 @@ if TYPE_CHECKING:
 else:
     _Consumer = object  # a mix-in, see consumer.py
 
+logger = logging.getLogger("celery_hardened.consumer")
+
 #: Seconds between two tries, at most; between hosts of a failover list there is no wait.
 LONGEST_WAIT = 3.0
 
 #: Seconds that each wait is longer than the one before.
 STEP = 0.5
+
+#: A connection lost again within so many seconds was not of much use, and the next one is waited for.
+SOON = 10.0
 
 #: In Celery's place for "3/100".
 NEXT_STEP = "Trying again {when}... ({retries}, without end)"
@@ -36,6 +49,20 @@ NEXT_STEP = "Trying again {when}... ({retries}, without end)"
 
 class Reconnecting(_Consumer):  # type: ignore[misc]
     """Mix-in for ``celery.worker.consumer.Consumer``: it connects to its broker sooner or later."""
+
+    connection_errors: tuple[type[BaseException], ...]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lost_at = float("-inf")
+        self._lost_soon = 0
+        conf = self.app.conf
+        if not (
+            Hardening.expect(self.app).settings.observe
+            or set_by_user(conf, "broker_channel_error_retry")
+            or self.conninfo.get_transport_cls().driver_type != "redis"
+        ):
+            self.connection_errors = (*self.connection_errors, ResponseError)
 
     def ensure_connected(self, conn: Any) -> Any:
         """
@@ -54,6 +81,32 @@ class Reconnecting(_Consumer):  # type: ignore[misc]
             return super().ensure_connected(conn)
         super().ensure_connected(_Endless(conn))
         return conn
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """
+        Celery's: let go of the connection that is lost. What fails in that does not end the worker.
+
+        kombu 5.7 may close the channel of a lost Redis connection twice, and the second time raises
+        ``AttributeError``, which is no connection error; the worker would end instead of returning.
+
+        Raises:
+            WorkerShutdown, WorkerTerminate: The worker is told to stop.
+        """
+        try:
+            super().on_connection_error_after_connected(exc)
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is nothing left to close
+            logger.warning("a lost connection was not closed in good order: %r", error)
+        self._pause()
+
+    def _pause(self) -> None:
+        """Wait if the connection was lost soon after the last one: ever longer, up to `LONGEST_WAIT`."""
+        now = time.monotonic()
+        self._lost_soon = self._lost_soon + 1 if now - self._lost_at < SOON else 0
+        end = now + min(self._lost_soon * STEP, LONGEST_WAIT)
+        while (left := end - time.monotonic()) > 0:
+            maybe_shutdown()
+            time.sleep(min(left, STEP))
+        self._lost_at = time.monotonic()
 
 
 def tries_are_counted(conf: Any) -> bool:

@@ -793,7 +793,7 @@ def test_the_line_holds_no_secret_of_the_user(make_app: MakeApp) -> None:
     )
     harden(app).finalize()
     line = describe_changes(Hardening.expect(app))
-    assert "broker_transport_options={socket_timeout=30, socket_connect_timeout=10, socket_keepalive=True}" in line
+    assert "broker_transport_options={socket_timeout=5, socket_connect_timeout=5, socket_keepalive=True}" in line
     assert "hunter2" not in line
 
 

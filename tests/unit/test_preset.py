@@ -111,7 +111,7 @@ def test_dicts_merge_key_by_key(make_app: MakeApp, set_it: Any) -> None:
     assert app.conf.broker_transport_options == {**REDIS_TRANSPORT_OPTIONS, **theirs}
     assert theirs == {"socket_timeout": None, "visibility_timeout": 5}
     laid = Hardening.expect(app).preset["broker_transport_options"]
-    assert laid == {"socket_connect_timeout": 10, "socket_keepalive": True}
+    assert laid == {"socket_connect_timeout": 5, "socket_keepalive": True}
 
 
 def test_our_own_dicts_are_not_the_apps(make_app: MakeApp) -> None:
@@ -120,8 +120,8 @@ def test_our_own_dicts_are_not_the_apps(make_app: MakeApp) -> None:
     one.conf.broker_transport_options["visibility_timeout"] = 5
     one.conf.task_publish_retry_policy["max_retries"] = 99
     assert other.conf.broker_transport_options == {
-        "socket_timeout": 30,
-        "socket_connect_timeout": 10,
+        "socket_timeout": 5,
+        "socket_connect_timeout": 5,
         "socket_keepalive": True,
     }
     assert other.conf.task_publish_retry_policy["max_retries"] == 3

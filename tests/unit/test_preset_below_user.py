@@ -63,5 +63,5 @@ def test_user_settings_stay(configure: Callable[[Celery], None]) -> None:
     assert charge.time_limit in (99, None)
     assert charge.soft_time_limit is None
     assert app.conf.worker_prefetch_multiplier == 4
-    assert app.conf.broker_transport_options == {**OPTIONS, "socket_connect_timeout": 10, "socket_keepalive": True}
+    assert app.conf.broker_transport_options == {**OPTIONS, "socket_connect_timeout": 5, "socket_keepalive": True}
     assert charge.reject_on_worker_lost is True  # not set by anybody

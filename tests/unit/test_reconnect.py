@@ -1,4 +1,4 @@
-"""How a worker tries to reach its broker again: waits, ends and exceptions."""
+"""How a worker tries to reach its broker again: waits, ends and exceptions; and what it takes for a loss."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from celery.worker.consumer import Consumer
 from kombu import Connection
 from kombu.exceptions import OperationalError
 from kombu.utils import functional
+from redis.exceptions import ReadOnlyError
 
 from celery_hardened import harden
-from celery_hardened.pipeline.reconnect import LONGEST_WAIT, NEXT_STEP, Reconnecting
+from celery_hardened.pipeline import reconnect
+from celery_hardened.pipeline.reconnect import LONGEST_WAIT, NEXT_STEP, SOON, Reconnecting
 from tests.unit.conftest import MakeApp
 
 
@@ -184,6 +186,83 @@ def test_without_a_number_of_his_own_the_waits_are_ours(make_app: MakeApp, slept
     assert sum(slept) <= 150 * LONGEST_WAIT
 
 
+# --- a connection that is lost, or of no use ---------------------------------------------------------
+
+
+class Bare:
+    """What the mix-in finds of Celery's consumer."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.conninfo = app.connection_for_read()
+        self.connection_errors: tuple[type[Exception], ...] = self.conninfo.connection_errors
+        self.lost: list[Exception] = []
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        self.lost.append(exc)
+        if isinstance(exc, TimeoutError):
+            raise AttributeError("'NoneType' object has no attribute 'hostname'")
+
+
+class Losing(Reconnecting, Bare): ...
+
+
+@pytest.mark.parametrize(
+    ("broker", "conf", "lost"),
+    [
+        ("redis://nowhere.invalid/0", {}, True),
+        ("sentinel://nowhere.invalid/0", {}, True),
+        ("redis://nowhere.invalid/0", {"broker_channel_error_retry": False}, False),
+        ("redis://nowhere.invalid/0", {"hardened_observe": True}, False),
+        ("amqp://nowhere.invalid//", {}, False),
+        ("memory://", {}, False),
+    ],
+    ids=str,
+)
+def test_a_redis_that_refuses_work_is_away(make_app: MakeApp, broker: str, conf: dict[str, Any], lost: bool) -> None:
+    """READONLY and the like are lost connections; on AMQP a channel's error may be a mistake of the user's."""
+    consumer = Losing(harden(make_app(broker=broker, **conf)))
+    assert issubclass(ReadOnlyError, consumer.connection_errors) is lost
+
+
+def test_what_fails_in_closing_a_lost_connection_ends_nothing(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker goes on to reconnect, and says what it was."""
+    consumer, error = Losing(harden(make_app())), TimeoutError("no answer")
+    consumer.on_connection_error_after_connected(error)
+    assert consumer.lost == [error]
+    assert "has no attribute 'hostname'" in caplog.text
+
+
+def test_a_connection_lost_soon_is_waited_for(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once the first time, then longer each time, up to the longest wait; at once again after a good one."""
+    now = [1000.0]
+    monkeypatch.setattr(reconnect.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reconnect.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    consumer = Losing(harden(make_app()))
+
+    def lose() -> float:
+        begin = now[0]
+        consumer.on_connection_error_after_connected(ReadOnlyError("READONLY"))
+        return now[0] - begin
+
+    assert [lose() for _ in range(9)] == [0, 0.5, 1, 1.5, 2, 2.5, 3, 3, 3]
+    now[0] += SOON
+    assert [lose(), lose()] == [0, 0.5]
+
+
+def test_it_stops_while_it_waits_for_a_connection_that_was_of_no_use(
+    make_app: MakeApp, stops: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM is not swallowed by what keeps the worker up."""
+    consumer = Losing(harden(make_app()))
+    consumer.on_connection_error_after_connected(ReadOnlyError("READONLY"))
+    stops.setattr(state, "should_stop", 0)
+    with pytest.raises(WorkerShutdown):
+        consumer.on_connection_error_after_connected(ReadOnlyError("READONLY"))
+
+
 def test_what_celery_calls_and_what_kombu_takes() -> None:
     """The seams: Celery asks the connection it was given, and its callback for errors takes ``next_step``."""
     asked = inspect.getsource(Consumer.ensure_connected)
@@ -194,3 +273,5 @@ def test_what_celery_calls_and_what_kombu_takes() -> None:
     assert announced == "Trying again in 1 second... (3, without end)"
     parameters = set(inspect.signature(Connection._ensure_connection).parameters)
     assert {"errback", "max_retries", "interval_start", "interval_step", "interval_max", "callback"} <= parameters
+    assert "on_connection_error_after_connected(exc)" in inspect.getsource(Consumer.start)
+    assert "recoverable_errors = self.connection_errors" in inspect.getsource(Consumer.start)
