@@ -26,7 +26,7 @@ from pathlib import Path
 from redis import Redis
 
 from benchmarks import delivery_commands, delivery_latency, delivery_recovery, delivery_throughput, delivery_wakeups
-from benchmarks.delivery_bench import Bench, sides_here
+from benchmarks.delivery_bench import SIDES, Bench
 from tests.support.redis_server import RedisServer
 
 MEASURES = ("throughput", "commands", "latency", "wakeups", "recovery")
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, help="recovery: kills of a stock worker; of ours three times as many (3)")
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--server", choices=("redis", "valkey"), default="redis")
-    parser.add_argument("--side", action="append", choices=sides_here(), help="one side alone, without ratios")
+    parser.add_argument("--side", action="append", choices=SIDES, help="one side alone, without ratios")
     options = parser.parse_args()
     quick = options.quick
     rounds = options.rounds or (2 if quick else 4)
@@ -57,7 +57,7 @@ def main() -> None:
             with Redis.from_url(server.url) as client:
                 info = client.info("server")
             print(f"{info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}", flush=True)
-            bench = Bench(directory, server, options.side or sides_here())
+            bench = Bench(directory, server, options.side or SIDES)
             if "throughput" in chosen:
                 delivery_throughput.measure(bench, tasks=tasks, rounds=rounds, quick=quick)
             if "commands" in chosen:

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from kombu.transport.redis import Transport
 from redis import Redis
 
 from celery_hardened import harden
-from celery_hardened.settings import Settings
 from tests.support.proc import LOG_TAIL
 from tests.support.redis_server import RedisServer
 from tests.support.worker import WorkerProcess
 
 QUEUE = "bench"
-STOCK, HARDENED = "stock", "hardened"
+STOCK, HARDENED = SIDES = ("stock", "hardened")
 
 APP = """
 import json, os, socket, time
@@ -61,11 +61,6 @@ def hold(number):
         return  # a second start: all there was to see
     time.sleep(3000)
 """
-
-
-def sides_here() -> tuple[str, ...]:
-    """The deliveries that this version of the package knows."""
-    return (STOCK, HARDENED) if "redis_delivery" in Settings.__dataclass_fields__ else (STOCK,)
 
 
 class Notes:
@@ -109,6 +104,12 @@ class Bench:
         self.notes = Notes(directory)
         self._messages: list[bytes] = []
         self._started = 0
+        for side in self.sides:
+            app = self._app(self.conf(side, server.url))
+            stock = app.connection_for_read().get_transport_cls() is Transport
+            app.close()
+            if stock != (side == STOCK):
+                raise SystemExit(f"{side} delivery was asked for, and the app's connections are of the other kind")
 
     def conf(self, side: str, url: str, *, prefetch: int = 1, lease: float | None = None) -> dict[str, Any]:
         """Settings of an app; a *lease* is the visibility timeout where delivery is stock."""
@@ -117,9 +118,8 @@ class Bench:
             "task_default_queue": QUEUE,
             "task_ignore_result": True,
             "worker_prefetch_multiplier": prefetch,
+            "hardened_redis_delivery": side,
         }
-        if HARDENED in sides_here():
-            conf["hardened_redis_delivery"] = side
         if lease is not None and side == HARDENED:
             conf["hardened_lease"] = lease
         elif lease is not None:
@@ -128,8 +128,11 @@ class Bench:
 
     def producer(self, url: str) -> Celery:
         """An app that publishes, the same for both sides."""
+        return self._app(self.conf(STOCK, url))
+
+    def _app(self, conf: dict[str, Any]) -> Celery:
         app = Celery("bench", set_as_current=False)
-        app.conf.update(self.conf(STOCK, url))
+        app.conf.update(conf)
         return harden(app)
 
     def fill(self, url: str, count: int) -> None:
