@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sys
@@ -133,7 +134,7 @@ class Soak:
     def _tell(self, producer: Producer) -> None:
         self.say(
             f"{time.monotonic() - self.began:6.0f} s  {len(self.notes.ended)} of {producer.accepted} ended, "
-            f"{len(self.fleet.faults)} faults"
+            f"{len(self.fleet.faults)} faults, load {os.getloadavg()[0]:.1f}"
         )
 
     def _dig(self, hardening: Hardening) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,10 +131,12 @@ class Fleet:
         children = worker.children()
         if not children:
             return False
-        begun = time.monotonic()
-        victim = worker.kill_child(self._dice.choice(children))
-        self._note("child", begun, number, child=victim)
-        return True
+        begun, victim = time.monotonic(), self._dice.choice(children)
+        with contextlib.suppress(ProcessLookupError):  # it was being replaced just now
+            os.kill(victim, signal.SIGKILL)
+            self._note("child", begun, number, child=victim)
+            return True
+        return False
 
     def _group(self, number: int) -> bool:
         worker = self.workers[number]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.soak import soak
 from tests.chaos.soak_fleet import plan
 from tests.chaos.soak_ledger import GRACE, RECOVERY, WAKING, Fault, Notes, Repeat, judge, recoveries
 
@@ -123,3 +124,18 @@ def test_a_plan_has_as_many_faults_as_asked_for(kills: int, restarts: int) -> No
     assert kinds == plan(random.Random(1), kills=kills, restarts=restarts)
     if kills >= 12:
         assert set(kinds) >= {"child", "group", "stop", "cut"}
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
+    """600 tasks, 12 faults of all kinds, a restart of the server among them: none lost, no repeat without its fault."""
+    words = "--kills 12 --tasks 600 --restarts 1 --lease 3 --workers 2 --patience 45 --server valkey"
+    report = soak(words.split(), directory=tmp_path)
+    told = "\n".join(report.lines())
+    assert report.tasks == 600, told
+    assert sum(report.kills.values()) == 12, told
+    assert not report.lost, told
+    assert not report.unexplained, told
+    assert not report.left_over, told
+    assert not report.dead_letters, told
