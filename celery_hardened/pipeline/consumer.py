@@ -30,6 +30,7 @@ from celery_hardened.pipeline.reconnect import Reconnecting
 from celery_hardened.pipeline.upkeep import Upkeep, note_returns
 from celery_hardened.poison.isolation import Isolation
 from celery_hardened.poison.policy import judge
+from celery_hardened.transport.names import is_ours
 from celery_hardened.wire import capture, source_queue
 
 if TYPE_CHECKING:
@@ -239,5 +240,7 @@ class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
 
     def _queue_of(self, message: Any) -> str:
         info = message.delivery_info if isinstance(message.delivery_info, dict) else {}
+        if is_ours(message.delivery_tag):
+            return str(info["queue"])
         tags = getattr(self.task_consumer, "_active_tags", {})
         return source_queue(info, tags=tags, queues=self.app.amqp.queues.consume_from)

@@ -42,9 +42,8 @@ def attend(hardening: Hardening, worker: Any) -> None:
 
 def close_delivery(delivery: Delivery, worker: Any, sender: Any = None, **_: Any) -> None:
     """The worker's process ends: what it still holds goes back."""
-    if delivery.leases is not None and sender in (None, worker):
-        delivery.leases.close()
-        delivery.leases = None
+    if sender in (None, worker):
+        delivery.close()
 
 
 def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""kombu's Redis channel and its QoS, on fetchers and leases."""
+"""kombu's Redis channel, on fetchers and leases."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from kombu.transport import redis as kombu_redis
-from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import round_robin_cycle
 
+from celery_hardened.redis_connection import answered
 from celery_hardened.transport.delay import seconds_until
-from celery_hardened.transport.fetcher import Fetcher
+from celery_hardened.transport.fetcher import Fetcher, as_lost_connection
 from celery_hardened.transport.leases import Lease
-from celery_hardened.transport.names import DELAYED, LEASED, MARK, Keys, is_ours, tag
+from celery_hardened.transport.names import DELAYED, LEASED, MARK, Keys, tag
 
 if TYPE_CHECKING:
     from celery_hardened.transport.delivery import Delivery, FetchScript
     from celery_hardened.transport.leases import Leases
 
     _Channel = kombu_redis.Channel
-    _QoS = kombu_redis.QoS
 else:
-    _Channel = object  # mix-ins: what they are composed with is kombu's, or a user's own
-    _QoS = object
+    _Channel = object  # a mix-in: what it is composed with is kombu's, or a user's own
 
 logger = logging.getLogger("celery_hardened.transport")
 
@@ -39,58 +37,6 @@ UNLIMITED = 100
 
 #: Connections that wait at the same time; further queues are looked at every ``fetcher.POLL`` seconds.
 WAITING = 8
-
-
-class HardenedQoS(_QoS):
-    """Deliveries of a fetch are leased already, and end through ``Leases``; others as in kombu."""
-
-    channel: Any
-
-    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
-        super().__init__(channel, prefetch_count)
-        self._rides: set[str] = set()
-
-    def let_ack_ride(self, delivery_tag: str) -> None:
-        """The ack of this delivery may wait for the next fetch, should one be due at once."""
-        self._rides.add(delivery_tag)
-
-    def append(self, message: Any, delivery_tag: str) -> None:
-        if is_ours(delivery_tag):
-            virtual.QoS.append(self, message, delivery_tag)
-        else:
-            super().append(message, delivery_tag)
-
-    def ack(self, delivery_tag: str) -> None:
-        if not is_ours(delivery_tag):
-            super().ack(delivery_tag)
-            return
-        virtual.QoS.ack(self, delivery_tag)
-        ride = delivery_tag in self._rides
-        self._rides.discard(delivery_tag)
-        self.channel.leases.ack(delivery_tag, ride=ride and self.channel.takes_acks())
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        if not is_ours(delivery_tag):
-            super().reject(delivery_tag, requeue)
-        elif requeue:
-            virtual.QoS.ack(self, delivery_tag)
-            self._rides.discard(delivery_tag)
-            self.channel.leases.give_back([delivery_tag], last=True)
-        else:
-            self.ack(delivery_tag)
-
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """What nobody started goes back at once, in its old order. What was started is still leased."""
-        for delivery_tag in [one for one in list(self._delivered) if is_ours(one)]:
-            self._delivered.pop(delivery_tag, None)
-        if self.channel.do_restore:
-            returned = self.channel.leases.give_back_of(self.channel.consumer)
-            if returned:
-                logger.info("%s messages that were not started went back to their queues", returned)
-        super().restore_unacked_once(stderr)
-
-    def restore_visible(self, *args: Any, **options: Any) -> None:
-        """Nothing: the sweep does it, for kombu's own deliveries too."""
 
 
 class HardenedChannel(_Channel):
@@ -112,9 +58,7 @@ class HardenedChannel(_Channel):
         self._backlog: deque[tuple[dict[str, Any], str]] = deque()
         self._fetchers: list[Fetcher] = []
         self._layouts: dict[tuple[str, ...], tuple[list[str], list[str | int]]] = {}
-        self._pumped = 0.0
-        self.received_at = time.monotonic()
-        """When the last fetch or wait was answered."""
+        self._answered = time.monotonic()
         super().__init__(*args, **options)
 
     @cached_property
@@ -177,6 +121,19 @@ class HardenedChannel(_Channel):
         """Are there lists that no connection waits on?"""
         return len(self.priority_steps) > 1 or len(self.active_queues) > WAITING
 
+    @property
+    def idle(self) -> float:
+        """Seconds since Redis answered a fetch or a wait, or since it had no reason to."""
+        return time.monotonic() - self._answered
+
+    def answered(self) -> None:
+        self._answered = time.monotonic()
+
+    def sockets(self) -> list[Any]:
+        """Those that it fetches and waits on."""
+        connections = [fetcher.client.connection for fetcher in list(self._fetchers)]
+        return [one._sock for one in connections if one is not None and one._sock is not None]
+
     # --- the pump ----------------------------------------------------------------------------------
 
     def takes_acks(self) -> bool:
@@ -195,7 +152,9 @@ class HardenedChannel(_Channel):
             fetchers = self._hire()
         for fetcher in fetchers:
             fetcher.check()
-        if self.credit() > 0:
+        if self.credit() <= 0:
+            self.answered()
+        else:
             for fetcher in fetchers:
                 if poller.connected(self, fetcher) and fetcher.state == "idle":
                     fetcher.start()
@@ -211,6 +170,8 @@ class HardenedChannel(_Channel):
         queues = self.active_queues
         if not self._fetchers:
             self._fetchers.append(Fetcher(self, self.client))
+            self.delivery.consumes(self)
+            self.answered()
         waited = {fetcher.queue for fetcher in self._fetchers}
         if len(queues) > 1:
             for queue in queues[: self._wanted()]:
@@ -235,7 +196,8 @@ class HardenedChannel(_Channel):
             else:
                 self._backlog.append((payload, queue))
         if waits:
-            self.leases.delay(waits)
+            with as_lost_connection():
+                self.leases.delay(waits)
         self.hand_out()
 
     def _register_taken(
@@ -281,7 +243,8 @@ class HardenedChannel(_Channel):
         except Exception as problem:  # noqa: BLE001 - a message may be broken in any way
             logger.warning("an item of queue %r is no message (%s)", queue, type(problem).__name__)
             if lease is not None:
-                self.leases.set_aside(lease.tag, queue, raw)
+                with as_lost_connection():
+                    self.leases.set_aside(lease.tag, queue, raw)
             return None
         return payload
 
@@ -291,6 +254,25 @@ class HardenedChannel(_Channel):
         while backlog:
             payload, queue = backlog.popleft()
             self.connection._deliver(payload, queue)
+
+    def restore_abandoned(self, delivery_tag: str) -> None:
+        """Put back a delivery that kombu's own transport made, as it would.
+
+        An entry that kombu cannot read it would drop, or stumble over for ever: it is set aside.
+        """
+        with answered("restoring an abandoned delivery"), self.conn_or_acquire() as client:
+            raw = client.hget(self.unacked_key, delivery_tag)
+            try:
+                payload, _, _ = loads(bytes_to_str(raw)) if raw else ({"properties": {}}, "", "")
+                fine = isinstance(payload["properties"], dict)
+            except (ValueError, TypeError, KeyError):
+                fine = False
+            if not fine:
+                self.leases.scripts.set_aside(delivery_tag, "", bytes(raw))
+                self.leases.malformed = True
+                return
+            self.qos.restore_by_tag(delivery_tag, client=client)
+            logger.warning("a message that a worker without leases abandoned was put back: %s", delivery_tag)
 
     # --- kombu's own methods -------------------------------------------------------------------------
 

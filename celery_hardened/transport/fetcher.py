@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
+from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.transport.names import tag
 from celery_hardened.transport.scripts import CHUNK
 
@@ -33,6 +36,16 @@ POLL = 0.1
 
 #: Seconds an answer may be late before the connection counts as dead.
 OVERDUE = 5.0
+
+
+@contextmanager
+def as_lost_connection() -> Iterator[None]:
+    """In the loop that consumes, a step of ours that Redis did not answer is a connection that is lost:
+    Celery then connects again, as it does for its own."""
+    try:
+        yield
+    except StoreUnavailableError as problem:
+        raise RedisConnectionError(str(problem)) from problem
 
 
 class Fetcher:
@@ -109,7 +122,8 @@ class Fetcher:
     def _wait(self) -> None:
         channel = self.channel
         self._awaited = self._queues[0]
-        channel.leases.enter(channel.own_member(self._awaited))
+        with as_lost_connection():
+            channel.leases.enter(channel.own_member(self._awaited))
         own_list = channel.own_list(self._awaited)
         seconds = POLL if self.queue is None and channel.polls else channel.brpop_timeout or 1
         self._send("BLMOVE", channel.list_of(self._awaited), own_list, "RIGHT", "LEFT", seconds)
@@ -132,6 +146,7 @@ class Fetcher:
             queue.Empty: It brought none.
         """
         state, self.state = self.state, "idle"
+        self.channel.answered()
         if state == "idle":
             # Nothing was asked: the server has closed the connection.
             self.client.connection.disconnect()

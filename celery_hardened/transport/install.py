@@ -53,8 +53,9 @@ def _on_ours(found: Any, delivery: Callable[[], Delivery | None]) -> Any:
 @lru_cache(maxsize=64)
 def compose_transport(base: Any, delivery: Delivery) -> Any:
     """*base*, kombu's Redis transport or a subclass of it, with our channel, QoS and poller."""
-    from celery_hardened.transport.channel import HardenedChannel, HardenedQoS
+    from celery_hardened.transport.channel import HardenedChannel
     from celery_hardened.transport.poller import FetchingPoller
+    from celery_hardened.transport.qos import HardenedQoS
 
     if issubclass(base.Channel, HardenedChannel):
         return base

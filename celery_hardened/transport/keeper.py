@@ -1,0 +1,152 @@
+"""The one thread of a process that keeps its leases: it renews, sweeps, and does later what failed."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from celery_hardened.errors import StoreUnavailableError
+from celery_hardened.transport.leases import Lease, Leases
+from celery_hardened.transport.policy import RENEWALS, may_renew
+
+logger = logging.getLogger("celery_hardened.transport")
+
+#: Seconds between two sweeps of one worker; all of them together sweep a few times a second.
+SWEEP_EVERY = 1.0
+#: Sooner after anybody's sweep, a sweep does nothing.
+SWEEP_GAP = 0.3
+#: Seconds without any sweep after which leases get grace (see sweep.lua).
+PAUSE = 3.0
+GRACE = 5.0
+#: Entries that one sweep looks at.
+PAGE = 1000
+#: Seconds that an abandoned consumer's list stays known.
+KEEP = 3600.0
+#: Seconds between two looks for malformed messages that other workers set aside.
+MALFORMED_EVERY = 30.0
+
+
+def _nothing(*_: object) -> None:
+    """What a process does that is no worker."""
+
+
+def _nothing_runs() -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class Callbacks:
+    """What the rest of the package does about it."""
+
+    lost: Callable[[Lease], None] = _nothing
+    """A started delivery's lease ran out: it may run elsewhere at this moment."""
+
+    bury: Callable[[str, str, bytes], None] = _nothing
+    """Write the dead letter of an item that is no message: tag, queue, item. May raise ``StoreUnavailableError``."""
+
+    restore: Callable[[str], None] = _nothing
+    """Put back a delivery that kombu's own code made and abandoned. May raise ``StoreUnavailableError``."""
+
+    working: Callable[[], bool] = _nothing_runs
+    """Does a task run that is within its time limit?"""
+
+    watch: Callable[[], None] = _nothing
+    """Called about once a second, after everything else. May raise ``StoreUnavailableError``."""
+
+
+class Keeper:
+    """See the module. One of its rounds never ends another: what fails is logged and tried again.
+
+    Args:
+        visibility: Seconds after which deliveries of kombu's own transport count as abandoned.
+    """
+
+    def __init__(self, leases: Leases, *, visibility: float, on: Callbacks) -> None:
+        self._leases = leases
+        self._visibility = visibility
+        self._on = on
+        self._swept = self._looked = 0.0
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._loop_turned = time.monotonic()
+
+    def loop_turned(self) -> None:
+        """The loop that consumes is alive."""
+        self._loop_turned = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the loop that consumes last turned."""
+        return time.monotonic() - self._loop_turned
+
+    def start(self) -> None:
+        """Start the thread. It ends with the process, or with ``stop``."""
+        if self._thread is None and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._run, name="celery-hardened-leases", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        pause = min(SWEEP_EVERY, self._leases.lease / (2 * RENEWALS))
+        # Jitter spreads the sweeps of many workers.
+        while not self._stop.wait(pause * random.uniform(0.8, 1.2)):
+            for chore in (self._renew, self._send, self._sweep, self._bury, self._on.watch):
+                try:
+                    chore()
+                except StoreUnavailableError as problem:
+                    logger.warning("leases are kept later: %s", problem)
+                    break
+                except Exception:
+                    logger.exception("a chore of the lease thread failed")
+
+    def _renew(self) -> None:
+        leases = self._leases
+        if time.monotonic() - leases.renewed < leases.lease / RENEWALS:
+            return
+        if may_renew(silence=self.silence, lease=leases.lease, working=self._on.working()):
+            leases.renew()
+        elif leases.held:
+            logger.critical(
+                "this worker's loop has stood still for %.0f s and no task is within its time limit: "
+                "its messages are left to others",
+                self.silence,
+            )
+
+    def _send(self) -> None:
+        self._leases.flush()
+        self._leases.send_returns()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        if not self._leases.consuming or now - self._swept < 0.7 * SWEEP_EVERY:
+            return
+        self._swept = now
+        expired, due, abandoned = self._leases.scripts.sweep(
+            visibility=self._visibility,
+            every=SWEEP_GAP,
+            pause=PAUSE,
+            grace=min(GRACE, self._leases.lease),
+            page=PAGE,
+            keep=KEEP,
+        )
+        if expired:
+            logger.warning("%s messages of workers that are gone were put back", expired)
+        if due:
+            logger.debug("%s delayed messages are due", due)
+        for tag in abandoned:
+            self._on.restore(tag)
+
+    def _bury(self) -> None:
+        now = time.monotonic()
+        if not self._leases.malformed and now - self._looked < MALFORMED_EVERY:
+            return
+        self._leases.malformed, self._looked = False, now
+        for tag, queue, raw in self._leases.scripts.malformed():
+            self._on.bury(tag, queue, raw)
+            self._leases.scripts.forget_malformed(tag)
