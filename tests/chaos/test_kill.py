@@ -66,7 +66,6 @@ def test_killed_children_lose_nothing(start_worker: StartWorker, load_project: L
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 def test_killed_workers_lose_nothing(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
     """
     Ten whole workers are killed at random moments under load. Every order ends;
@@ -74,15 +73,12 @@ def test_killed_workers_lose_nothing(start_worker: StartWorker, load_project: Lo
 
     The limit lies above the kills: an order that ran alone at the fourth would rightly be
     called poison, and these come from outside.
-
-    On RabbitMQ only: kombu's Redis transport can lose a message between its two steps of
-    fetching, whatever we do (see the guarantees).
     """
     project = load_project(SHOP)
     dice = random.Random(4712)
     ids = {f"o{n}": project.slow.delay(f"o{n}", 0.1 + dice.random() / 5).id for n in range(2 * TASKS)}
 
-    patient = {"CONF": repr({"hardened_max_worker_deaths": KILLS + 1})}
+    patient = {"CONF": repr({"hardened_max_worker_deaths": KILLS + 1, "hardened_lease": 3.0})}
     for _ in range(KILLS):
         worker = start_worker(SHOP, concurrency=3, env=patient)
         time.sleep(dice.random() * 1.5)  # as above
