@@ -189,7 +189,7 @@ class Soak:
             if number in notes.ended or number in self.buried or number < 0
         ]
         repeats = judge(notes, fleet.faults, unsure=producer.unsure, longest=producer.longest)
-        report.take(repeats, recoveries(notes, fleet.faults), began=self.began)
+        report.take(repeats, recoveries(notes, fleet.faults, but=producer.less_urgent), began=self.began)
         self._keep_faults()
         return report
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -125,7 +125,9 @@ def faults_that_hit(start: Start, faults: Iterable[Fault], *, longest: float) ->
     """
     acked = (start.at + longest if start.over is None else start.over) + GRACE
     for fault in faults:
-        if fault.until < start.at or not fault.hits(start):
+        # What a process holds in its pipe when it is stopped begins when it wakes.
+        until = fault.until + WAKING if fault.kind == "stop" else fault.until
+        if until < start.at or not fault.hits(start):
             continue
         if fault.at > acked:
             return
@@ -151,13 +153,14 @@ def judge(notes: Notes, faults: Iterable[Fault], *, unsure: dict[int, float], lo
         if len(starts) == 1:
             continue
         starts.sort(key=lambda start: start.at)
-        causes: list[tuple[float, str]] = [(unsure[task], "publish")] if task in unsure else []
+        # When the cause began, what it was, and when the start that it hit began.
+        causes = [(unsure[task], "publish", unsure[task])] if task in unsure else []
         for earlier in range(attempt + 1):
-            for start in notes.starts.get((task, earlier), ()):
-                causes += [(hit.at, hit.kind) for hit in faults_that_hit(start, in_order, longest=longest)]
+            for hit in notes.starts.get((task, earlier), ()):
+                causes += [(one.at, one.kind, hit.at) for one in faults_that_hit(hit, in_order, longest=longest)]
         causes.sort()
         for before, start in pairwise(starts):
-            why = next((cause for cause in causes if cause[0] <= start.at), None)
+            why = next((cause for cause in causes if cause[0] <= start.at and cause[2] < start.at), None)
             if why is not None:
                 causes.remove(why)
             repeats.append(Repeat(start, before, why[1] if why else _woken(start, in_order)))
@@ -170,11 +173,18 @@ def _woken(start: Start, faults: Iterable[Fault]) -> str | None:
     return "woken" if any(stop.at <= start.at <= stop.until + WAKING for stop in stops) else None
 
 
-def recoveries(notes: Notes, faults: Iterable[Fault]) -> dict[str, list[float]]:
-    """Seconds from each kill that ended a running task to its next start, by kind of kill, sorted."""
+def recoveries(notes: Notes, faults: Iterable[Fault], *, but: Collection[int] = ()) -> dict[str, list[float]]:
+    """
+    Seconds from each kill that ended a running task to its next start, by kind of kill, sorted.
+
+    Args:
+        but: Tasks that wait longer in their queue, for others have precedence.
+    """
     kills = [fault for fault in faults if fault.kind in ("child", "group")]
     found: dict[str, list[float]] = {"child": [], "group": []}
-    for starts in notes.starts.values():
+    for (task, _), starts in notes.starts.items():
+        if task in but:
+            continue
         starts.sort(key=lambda start: start.at)
         for start, after in pairwise(starts):
             if start.over is None:

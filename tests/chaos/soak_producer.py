@@ -56,6 +56,7 @@ class Producer(threading.Thread):
     Attributes:
         accepted: Tasks the broker has said yes to; they are numbered from 0.
         unsure: Number of each task that may have been sent twice, and when that began.
+        less_urgent: Numbers of the tasks that others have precedence over.
         longest: Seconds the longest body takes.
     """
 
@@ -63,6 +64,7 @@ class Producer(threading.Thread):
         super().__init__(name="producer", daemon=True)
         self.accepted = 0
         self.unsure: dict[int, float] = {}
+        self.less_urgent: set[int] = set()
         self.longest = 1.5 * lease
         self.ending = threading.Event()
         self._project = project
@@ -97,6 +99,8 @@ class Producer(threading.Thread):
         """Until the broker has taken it."""
         name, kwargs, options = self.draw()
         task = getattr(self._project, name)
+        if "priority" in options:
+            self.less_urgent.add(number)
         while not self.ending.is_set():
             begun = time.monotonic()
             try:

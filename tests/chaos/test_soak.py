@@ -93,12 +93,16 @@ def test_a_publish_that_was_cut_may_be_there_twice(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_may_begin_what_it_held_when_it_wakes(tmp_path: Path) -> None:
-    """Only at once: what a woken worker takes from its own stock later should not have been started."""
+    """
+    Only at once: what a woken worker takes from its own stock later should not have been started.
+    The stop explains a start elsewhere after that one, too.
+    """
     stop = Fault("stop", 9.0, 20.0, W2)
     lines = ("100/1 s 15.0 7 0", "100/1 e 15.1 7 0")
-    at_once, later = tmp_path / "at-once", tmp_path / "later"
-    at_once.mkdir()
-    later.mkdir()
+    at_once, later, before = tmp_path / "at-once", tmp_path / "later", tmp_path / "before"
+    for each in (at_once, later, before):
+        each.mkdir()
+    assert why(notes_of(before, "200/2 s 20.01 7 0", "200/2 e 20.02 7 0", "100/1 s 21.0 7 0"), stop) == ["stop"]
     assert why(notes_of(at_once, *lines, f"200/2 s {20 + WAKING / 2} 7 0"), stop) == ["woken"]
     assert why(notes_of(later, *lines, f"200/2 s {20 + 2 * WAKING} 7 0"), stop) == [None]
 
@@ -113,6 +117,7 @@ def test_overlaps_and_recoveries_are_measured(tmp_path: Path) -> None:
     faults = (Fault("cut", 10.5, 10.5, W1), Fault("child", 11.0, 11.1, W1, child=3))
     assert [repeat.overlaps for repeat in repeats(notes, *faults)] == [True, False]
     assert recoveries(notes, faults) == {"child": [5.5], "group": []}
+    assert recoveries(notes, faults, but={8}) == {"child": [], "group": []}
 
 
 @pytest.mark.parametrize(("kills", "restarts"), [(12, 1), (200, 2), (4, 4), (5, 0)])
