@@ -131,6 +131,19 @@ class Hardening:
         return Delivery(prefix=of.key_prefix, lease=of.lease, max_eta=of.max_eta)
 
     @cached_property
+    def broker_redis(self) -> Any:
+        """A client of the Redis that messages come from; connects on first use, survives forks."""
+        from celery_hardened.redis_connection import client_of
+
+        return client_of(self.app.connection_for_read())
+
+    @property
+    def lease_index(self) -> str:
+        """Key of kombu's index of deliveries, whole."""
+        options = self.app.conf.broker_transport_options or {}
+        return f"{options.get('global_keyprefix') or ''}{options.get('unacked_index_key') or 'unacked_index'}"
+
+    @cached_property
     def dead_letters(self) -> DeadLetterStore:
         """The store named by ``hardened_dead_letter_store``."""
         name = self.settings.dead_letter_store

@@ -21,6 +21,7 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.marks import Marks
 from celery_hardened.pipeline.eager import apply_all
 from celery_hardened.pipeline.execute import execute
+from celery_hardened.pipeline.execution import Execution
 from celery_hardened.pipeline.retry import NOTES, publish_retry, verdict_on_explicit
 from celery_hardened.preset import annotated, lay_task
 
@@ -145,6 +146,11 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
         # Only throw=False comes here: remembered, so that a return afterwards is no SUCCESS.
         request.__dict__.setdefault(NOTES, {})["pending"] = outcome
         return outcome
+
+    @property
+    def execution(self) -> Execution:
+        """What this run can ask about its own delivery: its ``fence``, and whether it is ``lost``."""
+        return Execution(self)
 
     def retry_as_celery(self, **options: Any) -> Any:
         """``Task.retry`` of the class below: publishes and raises ``Retry``, asking no policy."""

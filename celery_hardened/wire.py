@@ -65,6 +65,9 @@ class Wire:
     queue: str = ""
     """Queue it was consumed from, as far as the consumer can tell."""
 
+    fence: int | None = None
+    """Number of this delivery; Redis delivery gives one."""
+
 
 #: One message as a plain tuple of what it arrived with (see ``pack``).
 Packed: TypeAlias = "tuple[Any, ...]"
@@ -108,6 +111,7 @@ def unpack(packed: Packed) -> Wire:
         delivery_tag=str(tag),
         redelivered=bool(info.get("redelivered") or headers.get("redelivered")),
         queue=queue,
+        fence=info.get("fence"),
     )
 
 

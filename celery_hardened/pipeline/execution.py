@@ -1,0 +1,47 @@
+"""``self.execution``: what a running task can ask about its own delivery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_hardened.hardening import Hardening
+from celery_hardened.pipeline.letters import WIRE
+from celery_hardened.transport.names import is_ours
+from celery_hardened.wire import Wire, unpack
+
+
+class Execution:
+    """This run of a task. Made for each question; holds nothing open."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        packed = (task.request.properties or {}).get(WIRE)
+        self._wire: Wire | None = unpack(packed) if isinstance(packed, tuple) else None
+
+    @property
+    def fence(self) -> int | None:
+        """Number of this delivery, larger than that of every delivery before it from this Redis.
+
+        Write it with the effect, and refuse a write with a smaller one: a run that was
+        taken for dead, and wakes, cannot undo what its successor did.
+        ``None``: a direct call, an eager one, or a broker that gives none (RabbitMQ, stock delivery).
+        """
+        return self._wire.fence if self._wire is not None else None
+
+    @property
+    def lost(self) -> bool:
+        """Does the message belong to somebody else by now? Asks Redis: one round trip.
+
+        A lease runs out only if its worker stood still, or was cut off, for ``hardened_lease`` seconds.
+        Always ``False`` where there is no lease: other brokers, stock delivery, tasks that ack early.
+
+        Raises:
+            StoreUnavailableError: Redis does not answer. Then it may well be lost.
+        """
+        wire, hardening = self._wire, Hardening.of(self._task.app)
+        if wire is None or hardening is None or not is_ours(wire.delivery_tag) or not self._task.acks_late:
+            return False
+        from celery_hardened.redis_connection import answered  # redis is slow to import, and rarely asked for
+
+        with answered("looking for a lease"):
+            return hardening.broker_redis.zscore(hardening.lease_index, wire.delivery_tag) is None
