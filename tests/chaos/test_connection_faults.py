@@ -50,6 +50,11 @@ class Proxy(TcpProxy):
         """As a firewall does that lost its table: nobody is told."""
         self._generation += 1
 
+    def answer_new(self) -> None:
+        """End a silence for new connections only: what was tried meanwhile hangs until its owner gives up."""
+        self.forget()
+        self._silent = frozenset()
+
     def lead_to(self, port: int) -> None:
         """New connections end at another server; those of before stay where they are."""
         self._target_port = port
@@ -144,6 +149,15 @@ def forgotten(broker: Broker, proxy: Proxy) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def hanging(broker: Broker, proxy: Proxy) -> Iterator[None]:
+    """Every connection is reset, and each new one is taken and never answered, also afterwards."""
+    proxy.reset()
+    proxy.silence()
+    yield
+    proxy.answer_new()
+
+
 Fault = Callable[[Broker, Proxy], AbstractContextManager[None]]
 
 
@@ -193,6 +207,7 @@ def stand(broker: Broker, worker: WorkerProcess) -> None:
         (silent, 20.0),
         (silent, 45.0),
         (forgotten, 1.0),
+        (hanging, 12.0),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
