@@ -16,6 +16,7 @@ from celery.bin.base import handle_preload_options
 
 from celery_hardened.cli.dlq import dlq
 from celery_hardened.cli.exit_codes import ReportingGroup
+from celery_hardened.cli.recover import recover
 from celery_hardened.cli.switch import switch
 
 __all__ = ["hardened"]
@@ -47,3 +48,4 @@ def hardened(ctx: click.Context, **_preload: Any) -> None:
 
 hardened.add_command(dlq)
 hardened.add_command(switch)
+hardened.add_command(recover)
