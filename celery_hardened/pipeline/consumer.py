@@ -25,6 +25,7 @@ from celery_hardened.errors import HardenedError, MalformedMessageError, StoreUn
 from celery_hardened.hardening import Hardening
 from celery_hardened.pipeline.admission import body_problem, header_problem
 from celery_hardened.pipeline.letters import letter_for, observed, write
+from celery_hardened.pipeline.pool import jobs_kept
 from celery_hardened.pipeline.publish import HIDDEN
 from celery_hardened.pipeline.reconnect import Reconnecting
 from celery_hardened.pipeline.upkeep import Upkeep, note_returns
@@ -236,7 +237,11 @@ class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
 
     def on_close(self) -> None:
         self.isolation.forget()
-        super().on_close()
+        if self._hardening.delivery is None or self.pool is None:
+            super().on_close()
+            return
+        with jobs_kept(self.pool, getattr(self.controller, "semaphore", None)):
+            super().on_close()
 
     def _queue_of(self, message: Any) -> str:
         info = message.delivery_info if isinstance(message.delivery_info, dict) else {}

@@ -18,7 +18,7 @@ from celery.worker import state
 
 from celery_hardened.errors import MalformedMessageError
 from celery_hardened.hardening import Hardening
-from celery_hardened.pipeline.letters import letter_for, write
+from celery_hardened.pipeline.letters import HANDED, letter_for, write
 from celery_hardened.transport.delivery import Delivery
 from celery_hardened.transport.leases import Lease
 from celery_hardened.transport.names import is_ours
@@ -67,6 +67,9 @@ def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery)
             if worker.semaphore is not None and release is not None:
                 release()
             return None
+        properties = request._request_dict.get("properties")
+        if isinstance(properties, dict):
+            properties[HANDED] = time.monotonic()
         return process(request)
 
     return process_task

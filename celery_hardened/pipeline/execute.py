@@ -2,7 +2,8 @@
 
 ::
 
-    1. twin?      a redrive killed half-way may have sent two messages: one runs
+    1. lost?      what waited in a frozen process for longer than its lease runs elsewhere;
+       twin?      a redrive killed half-way may have sent two messages: one runs
     2. poison?    a suspect's start is written down, or it is not started at all
     3. body
     4. failed:    retry · dead letter
@@ -39,6 +40,7 @@ from celery_hardened.hardening import Hardening
 from celery_hardened.logs import log_args
 from celery_hardened.marks import Marks, deaths_in, is_redriven
 from celery_hardened.pipeline import eager
+from celery_hardened.pipeline.execution import refuse_lost
 from celery_hardened.pipeline.letters import (
     ALONE,
     START,
@@ -71,6 +73,7 @@ def execute(task: Any, body: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return body(*args, **kwargs)
 
     attempt = _Attempt(task, request, hardening)
+    refuse_lost(task, hardening)
     attempt.refuse_twin()
     attempt.refuse_poison()
     try:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
+from celery.exceptions import Ignore
+
+from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.hardening import Hardening
-from celery_hardened.pipeline.letters import WIRE
+from celery_hardened.pipeline.letters import HANDED, WIRE
 from celery_hardened.transport.names import is_ours
 from celery_hardened.wire import Wire, unpack
+
+logger = logging.getLogger("celery_hardened.execute")
 
 
 class Execution:
@@ -45,3 +52,26 @@ class Execution:
 
         with answered("looking for a lease"):
             return hardening.broker_redis.zscore(hardening.lease_index, wire.delivery_tag) is None
+
+
+def refuse_lost(task: Any, hardening: Hardening) -> None:
+    """Do not start what runs elsewhere by now.
+
+    A message that was handed to its pool process more than a lease ago (the process was frozen, the
+    machine slept) may have been put back meanwhile. Only then is Redis asked: an ordinary start
+    costs no round trip.
+
+    Raises:
+        celery.exceptions.Ignore: It does run elsewhere. Nothing is recorded of this delivery.
+    """
+    handed = (task.request.properties or {}).get(HANDED)
+    if handed is None or time.monotonic() - handed < hardening.settings.lease:
+        return
+    try:
+        lost = Execution(task).lost
+    except StoreUnavailableError as problem:
+        logger.warning("%s may run elsewhere too, its lease could not be checked: %s", task.name, problem)
+        return
+    if lost:
+        logger.warning("%s is not started: it waited here for longer than its lease", task.name)
+        raise Ignore("its lease ran out before it started")

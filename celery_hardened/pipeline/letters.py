@@ -30,6 +30,9 @@ WIRE = "hardened_wire"
 START = "hardened_start"
 ALONE = "hardened_alone"
 
+#: Likewise: when the parent handed it over (``time.monotonic()``, one clock for the processes of a machine).
+HANDED = "hardened_handed"
+
 
 def letter_for(
     hardening: Hardening,

@@ -10,6 +10,7 @@ from celery.worker import state
 from celery_hardened.dead_letter.parking import keep_groups_alive
 from celery_hardened.errors import HardenedError
 from celery_hardened.hardening import Hardening
+from celery_hardened.transport.names import is_ours
 
 logger = logging.getLogger("celery_hardened.upkeep")
 
@@ -58,7 +59,11 @@ def note_returns(hardening: Hardening) -> int:
         How many.
     """
     held = {request for request in (*state.reserved_requests, *hardening.cut_short) if hasattr(request, "start")}
-    returned = [request.start for request in held if not request.acknowledged and request.task.acks_late]
+    returned = [
+        request.start
+        for request in held
+        if not request.acknowledged and request.task.acks_late and not _comes_back_unmarked(hardening, request)
+    ]
     if hardening.settings.observe:
         return 0
     try:
@@ -67,3 +72,10 @@ def note_returns(hardening: Hardening) -> int:
     except HardenedError as problem:
         logger.warning("%s returned messages are not noted and may count as deaths: %s", len(returned), problem)
     return len(returned)
+
+
+def _comes_back_unmarked(hardening: Hardening, request: Any) -> bool:
+    """Redis delivery puts back what was never started as if it had never been taken."""
+    tag = getattr(getattr(request, "_message", None), "delivery_tag", "")
+    delivery = hardening.delivery
+    return is_ours(tag) and delivery is not None and delivery.leases is not None and not delivery.leases.started(tag)

@@ -117,6 +117,11 @@ class HardenedChannel(_Channel):
         return type(self._queue_cycle) is round_robin_cycle
 
     @property
+    def leases_messages(self) -> bool:
+        """Is there a queue whose messages are acked?"""
+        return any(queue not in self._no_ack for queue in self.active_queues)
+
+    @property
     def polls(self) -> bool:
         """Are there lists that no connection waits on?"""
         return len(self.priority_steps) > 1 or len(self.active_queues) > WAITING

@@ -72,6 +72,28 @@ local function put_back(unacked, index, malformed, layout, tag, mark, last)
         redis.call('HSET', malformed, tag, '""\n' .. entry)
         return 0
     end
-    redis.call(last and 'LPUSH' or 'RPUSH', list, mark and marked(message) or message)
+    local pushed = redis.pcall(last and 'LPUSH' or 'RPUSH', list, mark and marked(message) or message)
+    if type(pushed) == 'table' then  -- that key is no list: kept where somebody looks
+        redis.call('HSET', malformed, tag, string.match(entry, ', "", (".*")%]$') .. '\n' .. message)
+        return 0
+    end
     return 1
+end
+
+-- Empty a consumer's own list into its queue; how many messages. One whose queue is no list stays.
+local function empty_own(layout, member)
+    local count = 0
+    while true do
+        local moved = redis.pcall('LMOVE', member[1], layout.prefix .. member[2], 'LEFT', 'RIGHT')
+        if not moved or type(moved) == 'table' then
+            return count
+        end
+        count = count + 1
+    end
+end
+
+-- A write that frees memory: after one the server lets a script write more though its memory is full,
+-- and what these scripts write takes no more than they free.
+local function begin(set)
+    redis.call('ZREM', set, '')
 end

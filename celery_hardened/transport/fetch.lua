@@ -22,9 +22,14 @@ local unacked, index = KEYS[1], KEYS[2]
 local number, limit, queues = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[7])
 local after = 8 + 2 * queues
 
+-- These come first for two more reasons: a key of another kind shows before anything is popped, and
+-- after a write that frees memory the server lets a script write more though its memory is full.
 if #ARGV >= after then
     redis.call('HDEL', unacked, unpack(ARGV, after))
     redis.call('ZREM', index, unpack(ARGV, after))
+else
+    redis.call('HDEL', unacked, '')
+    redis.call('ZREM', index, '')
 end
 
 local expiry
@@ -45,23 +50,27 @@ end
 local out, leased, bad = { 0, 0 }, 0, 0
 local last = number + limit - 1
 
+local refused
+
 local function take(list, queue, count)
     local items = redis.pcall('RPOP', list, count)
     if not items then
         return 0
     elseif items.err then
-        -- The key is no list. An error now would hide what was taken before it.
-        if #out > 2 or bad > 0 then
-            return 0
-        end
-        error(items.err)
+        refused = items.err  -- the key is no list; it must not hide the other queues
+        return 0
     end
     local name, acked = ARGV[6 + 2 * queue], ARGV[7 + 2 * queue] == '1'
     for _, raw in ipairs(items) do
         if not is_message(raw) then
             -- Numbered from the other end, so that the good ones stay in a row.
-            redis.call('HSET', KEYS[4], ARGV[1] .. string.format('%012d', last - bad), name .. '\n' .. raw)
-            bad = bad + 1
+            local kept = redis.pcall('HSET', KEYS[4], ARGV[1] .. string.format('%012d', last - bad), name .. '\n' .. raw)
+            if type(kept) == 'table' then
+                redis.call('RPUSH', list, raw)
+                refused = kept.err
+            else
+                bad = bad + 1
+            end
         else
             if acked then
                 local tag = ARGV[1] .. string.format('%012d', number + leased)
@@ -105,6 +114,9 @@ for row = 6, #KEYS, queues do
     end
 end
 
+if refused and leased == 0 and #out == 2 and bad == 0 then
+    return redis.error_reply(refused)
+end
 out[1] = bad
 if leased > 0 then
     out[2] = redis.call('INCRBY', KEYS[3], leased)

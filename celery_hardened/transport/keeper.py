@@ -26,6 +26,8 @@ GRACE = 5.0
 PAGE = 1000
 #: Seconds that an abandoned consumer's list stays known.
 KEEP = 3600.0
+#: Seconds after which a loop that does not turn counts as held up.
+BLOCKED = 1.0
 #: Seconds between two looks for malformed messages that other workers set aside.
 MALFORMED_EVERY = 30.0
 
@@ -96,7 +98,14 @@ class Keeper:
         pause = min(SWEEP_EVERY, self._leases.lease / (2 * RENEWALS))
         # Jitter spreads the sweeps of many workers.
         while not self._stop.wait(pause * random.uniform(0.8, 1.2)):
-            for chore in (self._renew, self._send, self._sweep, self._bury, self._on.watch):
+            for chore in (
+                self._renew,
+                self._send,
+                self._empty_own_lists,
+                self._sweep,
+                self._bury,
+                self._on.watch,
+            ):
                 try:
                     chore()
                 except StoreUnavailableError as problem:
@@ -121,6 +130,11 @@ class Keeper:
     def _send(self) -> None:
         self._leases.flush()
         self._leases.send_returns()
+
+    def _empty_own_lists(self) -> None:
+        """A task in the solo pool holds up the loop: what a wait has brought meanwhile is for others."""
+        if self.silence >= BLOCKED:
+            self._leases.empty_lists()
 
     def _sweep(self) -> None:
         now = time.monotonic()

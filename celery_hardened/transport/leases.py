@@ -121,6 +121,11 @@ class Leases:
         self._here()
         return tag in self._held
 
+    def started(self, tag: str) -> bool:
+        """Is it held, and was it handed to the pool?"""
+        lease = self._held.get(tag)
+        return lease is not None and lease.started
+
     @property
     def held(self) -> int:
         """How many deliveries are held, acknowledged ones not counted."""
@@ -235,6 +240,12 @@ class Leases:
             self._left |= self._lists.intersection(members)
             self._lists -= self._left
         self.send_returns()
+
+    def empty_lists(self) -> None:
+        """Put back what lies in the own lists, and go on waiting. Raises ``StoreUnavailableError``."""
+        with self._lock:
+            lists = sorted(self._lists)
+        self.scripts.release(lists, stay=self.lease)
 
     # --- what has to be done now and then ----------------------------------------------------------
 

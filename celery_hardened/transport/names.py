@@ -45,7 +45,8 @@ class Keys:
 
     @property
     def sweep(self) -> str:
-        """Hash: when the last sweep was, until when leases have grace, where the next one goes on."""
+        """Hash: when the last sweep was (``at``), until when leases have ``grace``, how many sweeps in a row
+        came after a pause (``pauses``), where the next one goes on (``offset``)."""
         return f"{self.prefix}:delivery:sweep"
 
     def own_list(self, consumer: str, queue: str) -> str:

@@ -21,8 +21,11 @@ class FetchingPoller(MultiChannelPoller):
 
     def on_poll_start(self) -> None:
         for channel in tuple(self._channels):
-            if channel.active_queues:
+            if channel.leases_messages:
                 channel.pump(self)
+            elif channel.active_queues and channel.qos.can_consume():
+                # Replies of remote control and the like: taken for good, so there is nothing to lease.
+                self._register_BRPOP(channel)
             if channel.active_fanout_queues:
                 self._register_LISTEN(channel)
 

