@@ -38,9 +38,12 @@ class _Pair:
         self._started = 0
         self._publish_at: float | None = None
         self._killed_at: float | None = None
+        self._message = ""
         self._began = 0.0
         self.early = 0
         """New starts while the lease of the old one cannot have been over."""
+        self.again = 0
+        """Third starts: of a message that the other worker had done before it was killed in its turn."""
         self._start()
         self._start()
 
@@ -59,7 +62,8 @@ class _Pair:
             check(worker, self._deadline)
         if self._publish_at is not None and now >= self._publish_at:
             self._publish_at = None
-            self._producer.send_task("bench.hold", (f"{self.name}-{len(self.times)}",))
+            self._message = f"{self.name}-{len(self.times)}"
+            self._producer.send_task("bench.hold", (self._message,))
 
     def told(self, note: dict[str, Any]) -> None:
         """A worker of the pair is ready, or has started the task."""
@@ -68,6 +72,8 @@ class _Pair:
             if set(self._workers) == self._ready and not self.done:
                 period = _STOCK_PERIOD if self.side == STOCK else self.lease / 3
                 self._publish_at = time.monotonic() + random.uniform(0, period)
+        elif note["number"] != self._message:
+            self.again += 1
         elif self._killed_at is None:
             self._workers.pop(note["who"]).kill_group()
             self._ready.discard(note["who"])
@@ -116,5 +122,6 @@ def measure(bench: Bench, *, leases: list[float], kills: int) -> None:
             line += f"{len(times):14}"
             cells = (min(times), statistics.median(times), max(times)) if times else ()
             line += "".join(f"{cell:8.1f}" for cell in cells) or f"{'-':>8}" * 3
-        early = sum(pair.early for pair in pairs if pair.lease == lease)
-        print(line + (f"   {early} BEFORE THE LEASE WAS OVER" if early else ""), flush=True)
+        early, again = (sum(getattr(p, what) for p in pairs if p.lease == lease) for what in ("early", "again"))
+        line += f"   {early} BEFORE THE LEASE WAS OVER" if early else ""
+        print(line + (f"   {again} STARTED A THIRD TIME" if again else ""), flush=True)
