@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pickle
+import socket
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import celery
 import kombu
 import pytest
+import redis
 from celery import Celery
 from celery.app.amqp import AMQP, Queues
 from celery.app.annotations import resolve_all
@@ -35,8 +37,9 @@ from kombu import Connection, Queue
 from kombu.abstract import MaybeChannelBound
 from kombu.message import Message
 from kombu.messaging import Consumer as KombuConsumer
-from kombu.transport import pyamqp
+from kombu.transport import pyamqp, virtual
 from kombu.transport import redis as kombu_redis
+from kombu.utils.objects import cached_property
 
 from tests.support.pages import codes, table
 
@@ -166,6 +169,20 @@ def sender() -> None:
     assert "headers" in parameters(send)
     assert vars(app.amqp)["send_task_message"] is send
     assert "amqp.send_task_message" in source(Celery.send_task) + source(Task.apply_async)
+
+
+@seam("AMQP.Connection")
+def amqp_connection() -> None:
+    """Every connection of an app is made of this class, that of the instance if it has one."""
+    app = an_app()
+    assert app.amqp.Connection is Connection
+
+    class Mine(Connection):
+        pass
+
+    app.amqp.Connection = Mine
+    for connection in (app.connection_for_read(), app.connection_for_write(), app.pool.connection):
+        assert type(connection) is Mine
 
 
 @seam("AMQP.as_task_v2")
@@ -425,6 +442,36 @@ def worker_state() -> None:
     assert state.should_terminate in (None, False)
 
 
+@seam("WorkController._process_task", "WorkController._quick_release")
+def process_task() -> None:
+    """Gives a request to the pool. It is read from the instance, by the step of the pool that comes after ours, or
+    at each call; a slot of the pool was taken before if there is a semaphore, and is given back on an error."""
+    assert parameters(WorkController._process_task) == ["self", "req"]
+    assert "self._process_task" in source(WorkController._process_task_sem)
+    components = import_module("celery.worker.components")
+    create = source(components.Pool.create)
+    assert "w.process_task = w._process_task" in create
+    assert "w._quick_release = w.semaphore.release" in create
+    assert "self._quick_release()" in source(WorkController._process_task)
+    assert WorkController.semaphore is None
+    assert "w.process_task" in source(components.Consumer.create)
+
+
+@seam("Request._message", "state.active_requests")
+def request_of_a_delivery() -> None:
+    """The message is kept, so that its tag can be asked for; a request is active from its start to its end."""
+    message = a_request()._message
+    assert message.properties == {"priority": 3}
+    request = a_request()
+    state.task_reserved(request)
+    assert list(state.active_requests) == []
+    state.task_accepted(request)
+    assert list(state.active_requests) == [request]
+    assert (request.time_start, request.worker_pid, request.time_limits) == (None, None, (None, None))
+    state.task_ready(request)
+    assert list(state.active_requests) == []
+
+
 @seam("Tasks.qos_global")
 def qos_global() -> None:
     """Asked at each start of the step, on the instance, before the consumer is made."""
@@ -476,6 +523,194 @@ def sentinel_channel() -> None:
     for name in ("self._sentinel_manager", "self._async_sentinel_manager"):
         assert (name in body) == (kombu.VERSION[:2] >= (5, 7))
     assert "master_name" in kombu_redis.SentinelChannel.from_transport_options
+
+
+class _Client:
+    connection: Any = None
+
+
+@seam(
+    "redis.MultiChannelPoller._channels",
+    "redis.MultiChannelPoller._fd_to_chan",
+    "redis.MultiChannelPoller._client_registered",
+    "redis.MultiChannelPoller._register",
+    "redis.MultiChannelPoller._register_BRPOP",
+    "redis.MultiChannelPoller._register_LISTEN",
+)
+def redis_poller() -> None:
+    """Who is listened to is kept by file descriptor, as channel and kind, and the kind may be any object."""
+    poller = kombu_redis.MultiChannelPoller()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = SimpleNamespace(_sock=ours)
+        channel, client, kind = object(), _Client(), object()
+        client.connection = connection
+        poller.add(channel)
+        assert poller._channels == {channel}
+        assert not poller._client_registered(channel, client, kind)
+        poller._register(channel, client, kind)
+        assert poller._client_registered(channel, client, kind)
+        assert poller._fd_to_chan == {ours.fileno(): (channel, kind)}
+        assert poller.fds == poller._fd_to_chan
+        connection._sock = None
+        assert not poller._client_registered(channel, client, kind), "a lost connection has to be registered anew"
+        poller.discard(channel)
+        assert not poller._channels
+        poller.close()
+        assert not poller.fds
+    assert "connection_pool.get_connection" in source(kombu_redis.MultiChannelPoller._client_registered)
+    for name in ("_register_BRPOP", "_register_LISTEN"):
+        assert parameters(getattr(kombu_redis.MultiChannelPoller, name)) == ["self", "channel"]
+        assert f"self.{name}(channel)" in source(kombu_redis.MultiChannelPoller.on_poll_start)
+
+
+@seam("AsynPool._active_writers", "AsynPool._flush_writer", "Process._is_alive")
+def pool_writers() -> None:
+    """What is half written to a child, and how it is written out; it is none of these afterwards."""
+    pool = import_module("celery.concurrency.asynpool").AsynPool
+    assert parameters(pool._flush_writer) == ["self", "proc", "writer"]
+    assert "self._active_writers.discard(writer)" in source(pool._flush_writer)
+    assert "self._active_writers = set()" in source(pool.__init__)
+    assert "_flush_writer" in source(pool.flush)
+    assert parameters(import_module("billiard.process").BaseProcess._is_alive) == ["self"]
+
+
+@seam(
+    "redis.MultiChannelPoller.on_poll_start",
+    "redis.MultiChannelPoller.on_poll_init",
+    "redis.MultiChannelPoller.handle_event",
+    "redis.MultiChannelPoller.maybe_restore_messages",
+)
+def redis_poller_turns() -> None:
+    """Who calls what we redefine: the hub through the transport, and from 5.7 on ``drain_events`` through ``get``."""
+    register = source(kombu_redis.Transport.register_with_event_loop)
+    for name in ("cycle.on_poll_init(loop.poller)", "cycle.on_poll_start", "cycle.maybe_restore_messages", "cycle.fds"):
+        assert name in register
+    assert "self.cycle.on_readable(fileno)" in source(kombu_redis.Transport.on_readable)
+    get = source(kombu_redis.MultiChannelPoller.get)
+    assert ("self.on_poll_start()" in get) == (kombu.VERSION[:2] >= (5, 7))
+    assert get.index("self.poller.poll") < get.index("self.handle_event(")
+    assert "self.maybe_restore_messages()" in get
+    transport = Connection("redis://").transport
+    assert type(transport.cycle) is kombu_redis.MultiChannelPoller, "made by the transport's __init__, then ours"
+
+
+@seam(
+    "redis.Channel._queue_cycle",
+    "redis.Channel._q_for_pri",
+    "redis.Channel.active_queues",
+    "redis.Channel._basic_cancel",
+    "redis.Channel._create_client",
+)
+def redis_channel_queues() -> None:
+    """Lists are named by queue and priority step; the cycle says whose turn it is; a cancel may come late."""
+    channel = kombu_redis.Channel.__new__(kombu_redis.Channel)
+    assert [channel._q_for_pri("q", priority) for priority in (0, 2, 3, 9)] == [
+        "q", "q", "q\x06\x163", "q\x06\x169",
+    ]  # fmt: skip
+    scheduling = import_module("kombu.utils.scheduling")
+    cycle = scheduling.round_robin_cycle(["a", "b", "c"])
+    cycle.rotate("a")
+    assert cycle.consume(2) == ["b", "c"]
+    for name in ("priority_cycle", "sorted_cycle"):
+        assert issubclass(getattr(scheduling, name), scheduling.round_robin_cycle)
+    assert "self._queue_cycle = cycle_by_name(self.queue_order_strategy)()" in source(kombu_redis.Channel.__init__)
+    channel._active_queues = ["a", "b"]
+    channel.active_fanout_queues = {"b"}
+    assert set(channel.active_queues) == {"a"}
+    assert parameters(kombu_redis.Channel._basic_cancel) == ["self", "consumer_tag"]
+    assert "self._basic_cancel" in source(kombu_redis.Channel.basic_cancel)
+    assert parameters(kombu_redis.Channel._create_client) == ["self", "asynchronous"]
+    assert isinstance(kombu_redis.Channel.client, cached_property)
+
+
+@seam("virtual.Channel.basic_consume", "virtual.Transport._deliver", "virtual.Channel._active_queues")
+def virtual_delivery() -> None:
+    """``connection._deliver(payload, queue)`` comes to the consumer, past ``qos.append`` unless it does not ack."""
+    with Connection("memory://") as connection:
+        channel = connection.channel()
+        got, appended = [], []
+        channel.qos.append = lambda message, tag: appended.append(tag)
+        for queue, no_ack in (("acked", False), ("taken", True)):
+            channel.queue_declare(queue)
+            channel.basic_consume(queue, no_ack, callback=got.append, consumer_tag=queue)
+        assert channel._active_queues == ["acked", "taken"]
+        for number, queue in enumerate(["acked", "taken"]):
+            info = {"exchange": "", "routing_key": queue, "fence": number}
+            properties = {"delivery_tag": f"tag {number}", "delivery_info": info}
+            connection.transport._deliver({"body": "", "headers": {}, "properties": properties}, queue)
+        assert [message.delivery_tag for message in got] == ["tag 0", "tag 1"]
+        assert [message.delivery_info["fence"] for message in got] == [0, 1], "what is put there comes through"
+        assert appended == ["tag 0"]
+
+
+@seam("virtual.QoS._delivered", "virtual.QoS.restore_unacked_once", "virtual.QoS.can_consume_max_estimate")
+def virtual_qos() -> None:
+    """Delivered and not yet acked counts against the prefetch limit; what stands there at the end is restored."""
+    channel = SimpleNamespace(do_restore=True)
+    qos = virtual.QoS(channel, prefetch_count=3)
+    qos.append("one", "tag 1")
+    qos.append("two", "tag 2")
+    assert list(qos._delivered) == ["tag 1", "tag 2"]
+    assert qos.can_consume_max_estimate() == 1
+    qos.ack("tag 1")
+    assert qos.can_consume_max_estimate() == 2
+    qos._delivered.pop("tag 2")
+    restored: list[str] = []
+    channel._restore = restored.append
+    qos.restore_unacked_once()
+    assert restored == []
+    assert virtual.QoS(channel, 0).can_consume_max_estimate() in (None, 0)
+    assert "self._qos.restore_unacked_once()" in source(virtual.Channel.close)
+    assert "restore_unacked_once" in source(virtual.QoS.__init__), "also when the process ends"
+
+
+@seam("redis.QoS.restore_by_tag", "redis.Channel.conn_or_acquire")
+def redis_restore() -> None:
+    """An entry of ``unacked`` is message, exchange and routing key, and goes to whatever these say."""
+    body = source(kombu_redis.QoS.restore_by_tag)
+    assert "M, EX, RK = loads(bytes_to_str(p))" in body
+    assert "_do_restore_message(M, EX, RK" in body
+    assert parameters(kombu_redis.QoS.restore_by_tag)[:3] == ["self", "tag", "client"]
+    assert "self._lookup(exchange, routing_key)" in source(kombu_redis.Channel._do_restore_message)
+    assert "dumps([message._raw, EX, RK])" in source(kombu_redis.QoS.append)
+
+
+@seam("redis.Connection._sock")
+def redis_socket() -> None:
+    """``None`` until it is connected; speaks through ``send_command`` and answers through the client."""
+    connection = redis.connection.Connection()
+    assert connection._sock is None
+    assert callable(connection.send_command)
+    assert callable(connection.disconnect)
+    assert parameters(redis.Redis.parse_response)[:3] == ["self", "connection", "command_name"]
+
+
+@seam("Connection.get_transport_cls", "Connection.__eqhash__")
+def connection_class() -> None:
+    """The one place where a connection gets its transport; clones keep the class; pools tell by this hash."""
+
+    class Mine(kombu_redis.Transport):
+        pass
+
+    class MyConnection(Connection):
+        def get_transport_cls(self) -> Any:
+            assert super().get_transport_cls() is kombu_redis.Transport
+            return Mine
+
+        def __eqhash__(self) -> Any:
+            return collections.HashedSeq("mine", super().__eqhash__())
+
+    collections = import_module("kombu.utils.collections")
+    one = MyConnection("redis://")
+    assert type(one.transport) is Mine
+    assert type(one.clone()) is MyConnection
+    plain, mine = collections.eqhash(Connection("redis://")), collections.eqhash(one)
+    assert plain != mine
+    assert mine == collections.eqhash(MyConnection("redis://"))
+    assert {"redis", "sentinel"} <= {name for name in import_module("kombu.transport").TRANSPORT_ALIASES}
+    assert issubclass(kombu_redis.SentinelTransport, kombu_redis.Transport)
+    assert kombu_redis.Transport.driver_type == "redis"
 
 
 @seam("Consumer._active_tags")
