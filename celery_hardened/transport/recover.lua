@@ -1,7 +1,7 @@
--- recover: move what lies in one consumer's own list back into its queue, to be taken next and in
--- its old order.
+-- recover: move what lies in one consumer's own list back to where it came from, to be taken next and
+-- in its old order.
 --
--- KEYS[1]   fetching   KEYS[2]  own list   KEYS[3]  list of the queue's default priority
+-- KEYS[1]   fetching   KEYS[2]  own list   KEYS[3]  list it came from
 -- ARGV[1]   member     of `fetching`
 -- ARGV[2]   live       1: also if the consumer's registration has not run out
 -- ARGV[3]   most       messages to move

@@ -33,7 +33,10 @@ class OwnList:
     """What it is registered as, or would be."""
 
     key: str
-    queue: str
+
+    awaited: str
+    """The list its messages came from, a queue's or that of a priority of it, without ``global_keyprefix``."""
+
     messages: int
 
     live: bool
@@ -142,13 +145,13 @@ class Recovery:
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", f"{self.keys.fetching}:") + "*"
         for found in self._client.scan_iter(match=pattern, count=_PAGE, _type="list"):
             key = _text(found)
-            queue = key[len(self.keys.fetching) + 1 :].partition(":")[2]
-            members.setdefault(json.dumps([key, queue]), 0.0)
+            awaited = key[len(self.keys.fetching) + 1 :].partition(":")[2]
+            members.setdefault(json.dumps([key, awaited]), 0.0)
         for member, until in sorted(members.items()):
-            key, queue = json.loads(member)
+            key, awaited = json.loads(member)
             messages = int(self._client.llen(key))
             if messages:
-                yield OwnList(member=member, key=key, queue=queue, messages=messages, live=until > now)
+                yield OwnList(member=member, key=key, awaited=awaited, messages=messages, live=until > now)
 
     def _consumer(self, own_list: str) -> str:
         return own_list[len(self.keys.fetching) + 1 :].partition(":")[0]
@@ -156,8 +159,12 @@ class Recovery:
     # --- putting back --------------------------------------------------------------------------------
 
     def empty(self, own: OwnList, *, live: bool) -> int:
-        """Move its messages into their queue, to be taken next; how many. None if its consumer lives, unless *live*."""
-        keys = [self.keys.fetching, own.key, f"{self._before}{own.queue}"]
+        """Move its messages to where they came from, to be taken next; how many.
+
+        Args:
+            live: Also if its consumer lives.
+        """
+        keys = [self.keys.fetching, own.key, f"{self._before}{own.awaited}"]
         total = 0
         while (moved := int(self._recover(keys=keys, args=[own.member, int(live), CHUNK]))) > 0:
             total += moved

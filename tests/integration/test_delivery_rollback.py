@@ -93,11 +93,16 @@ def test_roll_back_from_every_state(
     project.job.apply_async(("urgent",), priority=6)
     worker.kill_group()
     # What a worker leaves that is killed between its wait's answer and its fetch. The first one is
-    # still registered, the second one's registration was forgotten.
-    (member,) = [json.loads(one) for one in book.client.zrange(book_key(book, "fetching"), 0, -1)]
-    stray = book_key(book, f"fetching:0123456789abcdef:{broker.queue}")
-    book.client.lmove(broker.queue, member[0], "LEFT", "LEFT")
-    book.client.lmove(broker.queue, stray, "LEFT", "LEFT")
+    # still registered, the others' registrations were forgotten, one awaited a priority's list.
+    registered = [json.loads(one) for one in book.client.zrange(book_key(book, "fetching"), 0, -1)]
+    own = next(key for key, awaited in registered if awaited == broker.queue)
+    urgent = f"{broker.queue}\x06\x166"
+    for awaited, key in (
+        (broker.queue, own),
+        (broker.queue, book_key(book, f"fetching:0123456789abcdef:{broker.queue}")),
+        (urgent, book_key(book, f"fetching:0123456789abcdef:{urgent}")),
+    ):
+        assert book.client.lmove(awaited, key, "LEFT", "LEFT")
 
     # --- the steps of the page -------------------------------------------------------------------
     stock = conf(hardened_redis_delivery="stock")
@@ -110,11 +115,11 @@ def test_roll_back_from_every_state(
         run_celery(DELIVERY, "hardened", "recover", "--leases", "--delayed", "--dry-run", "--json", env=stock)
     )
     assert {name: one["selected"] for name, one in would.items() if isinstance(one, dict)} == {
-        "delayed": 2, "own_lists": 2, "leases": 2, "malformed": 1
+        "delayed": 2, "own_lists": 3, "leases": 2, "malformed": 1
     }  # fmt: skip
     moved = records(run_celery(DELIVERY, "hardened", "recover", "--leases", "--delayed", "--json", env=stock))
     assert {name: one["moved"] for name, one in moved.items() if isinstance(one, dict)} == {
-        "delayed": 2, "own_lists": 2, "leases": 2, "malformed": 1
+        "delayed": 2, "own_lists": 3, "leases": 2, "malformed": 1
     }  # fmt: skip
     again = records(run_celery(DELIVERY, "hardened", "recover", "--leases", "--delayed", "--json", env=stock))
     assert {one["found"] for one in again.values() if isinstance(one, dict)} == {0}
@@ -239,12 +244,15 @@ def test_everything_goes_back_in_order(each_redis_url: str, prefix: str) -> None
 
 
 def test_priorities_keep_their_lists(each_redis_url: str) -> None:
-    """A leased message goes back into the list of its own priority."""
+    """A leased message goes back into the list of its own priority, one on its way into the list it came from."""
     left = Leftovers(each_redis_url)
     left.lease("dead", [message("low"), message("high", priority=7)])
-    assert sum(left.recovery.put_back(left.look().leased, started=False)) == 2
+    left.own_list("dead", [message("own", priority=6)], queue="q\x06\x166")
+    found = left.look()
+    assert [left.recovery.empty(one, live=False) for one in found.own_lists] == [1]
+    assert sum(left.recovery.put_back(found.leased, started=False)) == 2
     assert left.queued() == [message("low")]
-    assert left.queued("q\x06\x166") == [message("high", priority=7)]
+    assert left.queued("q\x06\x166") == [message("high", priority=7), message("own", priority=6)]
 
 
 def test_living_consumers_are_told_and_left_alone(each_redis_url: str) -> None:

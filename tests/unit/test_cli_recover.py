@@ -18,7 +18,7 @@ from tests.support.cli import answers, call, make_app, store_of
 
 def own_list(consumer: str, *, messages: int = 1, live: bool = False) -> OwnList:
     key = f"hardened:delivery:fetching:{consumer}:shop"
-    return OwnList(member=json.dumps([key, "shop"]), key=key, queue="shop", messages=messages, live=live)
+    return OwnList(member=json.dumps([key, "shop"]), key=key, awaited="shop", messages=messages, live=live)
 
 
 NOTHING = Found(own_lists=(), leased=(), delayed=(), malformed=0, consumers=0, lasts=0.0)
