@@ -113,7 +113,7 @@ def _count(value: Any) -> int:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and value else None
 
 
 def _pair(value: Any) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from kombu.connection import Connection
 from kombu.transport import redis as kombu_redis
 from redis import BlockingConnectionPool, ConnectionPool, Redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 from redis.retry import Retry
 
 from celery_hardened.errors import ConfigurationError, StoreUnavailableError
@@ -51,9 +51,13 @@ def connect(app: Celery, settings: Settings) -> Redis:
     return client_of(_explicit(app, settings.redis_url) if settings.redis_url else _broker(app))
 
 
-def client_of(connection: Connection) -> Redis:
-    """Build a client of the Redis that *connection* leads to, as ``connect`` does. Nothing is sent yet."""
-    pool = _pool(connection)
+def client_of(connection: Connection, *, tries: int = 3) -> Redis:
+    """Build a client of the Redis that *connection* leads to, as ``connect`` does. Nothing is sent yet.
+
+    Args:
+        tries: How often one step is sent before it fails.
+    """
+    pool = _pool(connection, tries=tries)
     credentials = pool.connection_kwargs.get("credential_provider")
     if credentials is None:
         return Redis(connection_pool=pool)
@@ -151,7 +155,7 @@ def _without_master(url: str) -> tuple[str, str | None]:
     return ";".join(parts), master
 
 
-def _pool(connection: Connection) -> ConnectionPool:
+def _pool(connection: Connection, *, tries: int) -> ConnectionPool:
     transport = _transport(connection)
     channel = _unopened(transport.Channel, connection, transport.default_port)
     managed = isinstance(channel, kombu_redis.SentinelChannel)
@@ -164,9 +168,11 @@ def _pool(connection: Connection) -> ConnectionPool:
             "a sentinel:// URL needs the name of the master: set broker_transport_options"
             "['master_name'], or add ?master_name=... to hardened_redis_url."
         )
-    # One quick second try, for connections the server closed while they were idle. Every
+    # Quick further tries, for connections the server closed while they were idle. Every
     # step of ours may be repeated.
-    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 2)
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), tries - 1)
+    # After a fail-over behind an unchanged address, open connections still lead to the old master.
+    retry.update_supported_errors([ReadOnlyError])
     pool: ConnectionPool
     try:
         if managed:

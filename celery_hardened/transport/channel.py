@@ -15,6 +15,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import round_robin_cycle
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_hardened.redis_connection import answered
 from celery_hardened.transport.delay import seconds_until
@@ -35,8 +36,12 @@ logger = logging.getLogger("celery_hardened.transport")
 #: Messages of one fetch where the consumer has no prefetch limit.
 UNLIMITED = 100
 
-#: Connections that wait at the same time; further queues are looked at every ``fetcher.POLL`` seconds.
+#: Lists that are waited on at the same time, a connection each: first those of the queues' default
+#: priority, then the others. Further lists are looked at about ten times a second.
 WAITING = 8
+
+#: Connections of a channel that are needed for other things.
+RESERVED = 2
 
 
 class HardenedChannel(_Channel):
@@ -57,6 +62,9 @@ class HardenedChannel(_Channel):
         self._no_ack: set[str] = set()
         self._backlog: deque[tuple[dict[str, Any], str]] = deque()
         self._fetchers: list[Fetcher] = []
+        self._unstaffed = True
+        """Queues were added or cancelled."""
+        self._leases_messages = False
         self._layouts: dict[tuple[str, ...], tuple[list[str], list[str | int]]] = {}
         self._answered = time.monotonic()
         super().__init__(*args, **options)
@@ -76,8 +84,8 @@ class HardenedChannel(_Channel):
     # --- what fetchers ask -----------------------------------------------------------------------
 
     def queues_in_turn(self) -> list[str]:
-        queues: list[str] = self._queue_cycle.consume(len(self.active_queues))
-        return list(queues)
+        cycle = self._queue_cycle
+        return list(cycle.consume(len(cycle.items)))
 
     def credit(self) -> int:
         """Messages that may be taken now."""
@@ -102,15 +110,18 @@ class HardenedChannel(_Channel):
             known = self._layouts[queues] = lists, names
         return known
 
-    def list_of(self, queue: str) -> str:
-        """The list of its default priority."""
-        return str(self.global_keyprefix + self._q_for_pri(queue, 0))
+    def list_name(self, queue: str, step: int) -> str:
+        """Name of a queue's list, without ``global_keyprefix``."""
+        return str(self._q_for_pri(queue, step))
 
-    def own_list(self, queue: str) -> str:
-        return self.keys.own_list(self.consumer, queue)
+    def whole(self, name: str) -> str:
+        return f"{self.global_keyprefix}{name}"
 
-    def own_member(self, queue: str) -> str:
-        return json.dumps([self.own_list(queue), queue])
+    def own_list(self, awaited: str) -> str:
+        return self.keys.own_list(self.consumer, awaited)
+
+    def own_member(self, awaited: str) -> str:
+        return json.dumps([self.own_list(awaited), awaited])
 
     @property
     def fair(self) -> bool:
@@ -119,12 +130,14 @@ class HardenedChannel(_Channel):
     @property
     def leases_messages(self) -> bool:
         """Is there a queue whose messages are acked?"""
-        return any(queue not in self._no_ack for queue in self.active_queues)
+        if self._unstaffed:
+            self._leases_messages = any(queue not in self._no_ack for queue in self.active_queues)
+        return self._leases_messages
 
     @property
     def polls(self) -> bool:
-        """Are there lists that no connection waits on?"""
-        return len(self.priority_steps) > 1 or len(self.active_queues) > WAITING
+        """Are there lists that nobody waits on?"""
+        return len(self._fetchers) < len(self.active_queues) * len(self.priority_steps)
 
     @property
     def idle(self) -> float:
@@ -151,38 +164,45 @@ class HardenedChannel(_Channel):
     def pump(self, poller: Any) -> None:
         """Keep fetchers going. Called at every turn of the loop, before it waits."""
         self.delivery.loop_turned()
-        self.hand_out()
-        fetchers = self._fetchers or self._hire()
-        if len(fetchers) != self._wanted():
-            fetchers = self._hire()
+        if self._backlog:
+            self.hand_out()
+        if self._unstaffed:
+            self._hire()
+        fetchers = self._fetchers
+        now = time.monotonic()
+        hungry = self.credit() > 0
+        if not hungry:
+            self._answered = now
         for fetcher in fetchers:
-            fetcher.check()
-        if self.credit() <= 0:
-            self.answered()
-        else:
-            for fetcher in fetchers:
-                if poller.connected(self, fetcher) and fetcher.state == "idle":
-                    fetcher.start()
+            if fetcher.state != "idle":
+                if now >= fetcher.due:
+                    fetcher.overdue()
+            elif hungry and poller.connected(self, fetcher):
+                fetcher.start()
         if self.leases.unsent_acks and fetchers[0].state != "fetching":
             # No fetch is due that could take them along.
             self.leases.flush()
+            if self.leases.unsent_acks:
+                raise RedisConnectionError("Redis does not take acknowledgements")
 
-    def _wanted(self) -> int:
-        return max(1, min(len(self.active_queues), WAITING, self.max_connections - 2))
-
-    def _hire(self) -> list[Fetcher]:
-        """One fetcher for all queues; with several queues, one more for each to wait on (see ``WAITING``)."""
-        queues = self.active_queues
-        if not self._fetchers:
-            self._fetchers.append(Fetcher(self, self.client))
-            self.delivery.consumes(self)
-            self.answered()
-        waited = {fetcher.queue for fetcher in self._fetchers}
-        if len(queues) > 1:
-            for queue in queues[: self._wanted()]:
-                if queue not in waited:
-                    self._fetchers.append(Fetcher(self, self._create_client(asynchronous=True), queue))
-        return self._fetchers
+    def _hire(self) -> None:
+        """A fetcher for each list that is waited on, the main one first."""
+        self._unstaffed = False
+        wanted = [(queue, step) for step in sorted(self.priority_steps) for queue in self.active_queues]
+        wanted = wanted[: max(1, min(WAITING, self.max_connections - RESERVED))]
+        for fetcher in [one for one in self._fetchers if (one.queue, one.step) not in wanted]:
+            self._fetchers.remove(fetcher)
+            self._register_taken(fetcher.stop(), first=fetcher.first, fence=0)
+            self.leases.leave([self.own_member(fetcher.awaits)])
+        staffed = {(fetcher.queue, fetcher.step) for fetcher in self._fetchers}
+        for queue, step in wanted:
+            if (queue, step) not in staffed:
+                # Never self.client: a pop of kombu's for replies may be under way there.
+                client = self._create_client(asynchronous=True)
+                self._fetchers.append(Fetcher(self, client, queue, step, main=not self._fetchers))
+        self._fetchers[0].main = True
+        self.delivery.consumes(self)
+        self.answered()
 
     # --- messages ----------------------------------------------------------------------------------
 
@@ -283,24 +303,19 @@ class HardenedChannel(_Channel):
 
     def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
         self._layouts.clear()
+        self._unstaffed = True
         (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
         return super().basic_consume(queue, no_ack, *args, **options)
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
-        found = super()._basic_cancel(consumer_tag)
-        active = set(self.active_queues)
-        for fetcher in [one for one in self._fetchers if one.queue is not None and one.queue not in active]:
-            self._fetchers.remove(fetcher)
-            if fetcher.client.connection is not None:
-                fetcher.client.connection.disconnect()
-            self.leases.leave([self.own_member(str(fetcher.queue))])
-        return found
+        self._unstaffed = True
+        return super()._basic_cancel(consumer_tag)
 
     def close(self) -> None:
         if not self.closed and self._fetchers:
             for fetcher in self._fetchers:
                 self._register_taken(fetcher.stop(), first=fetcher.first, fence=0)
-            self.leases.leave([self.own_member(queue) for queue in self._active_queues])
+            self.leases.leave([self.own_member(fetcher.awaits) for fetcher in self._fetchers])
             self._backlog.clear()
         super().close()
         if self._fetchers:

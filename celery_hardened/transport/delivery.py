@@ -68,7 +68,7 @@ class Delivery:
         layout = Layout(
             prefix=channel.global_keyprefix, separator=channel.sep, steps=tuple(sorted(channel.priority_steps))
         )
-        scripts = DeliveryScripts(client_of(connection), channel.keys, layout)
+        scripts = DeliveryScripts(client_of(connection, tries=2), channel.keys, layout)
         self._address = address
         if self.leases is not None:
             self.leases.scripts = scripts

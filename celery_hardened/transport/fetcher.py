@@ -31,11 +31,16 @@ from celery_hardened.transport.scripts import CHUNK
 if TYPE_CHECKING:
     from celery_hardened.transport.channel import HardenedChannel
 
-#: Seconds one wait of a connection lasts that also has lists to look after on which it cannot wait.
-POLL = 0.1
+#: Seconds that a wait lasts. The main fetcher's shows that the connection lives.
+WAIT = 1.0
+WAIT_ASIDE = 5.0
+
+#: Seconds that the main fetcher's lasts if there are lists that nobody waits on. An idle server looks
+#: for the end of waits ten times a second, so this comes to about a tenth.
+POLL = 0.05
 
 #: Seconds an answer may be late before the connection counts as dead.
-OVERDUE = 5.0
+OVERDUE = 3.0
 
 
 @contextmanager
@@ -52,14 +57,18 @@ class Fetcher:
     """See the module. Used by its channel's consuming thread only.
 
     Args:
-        queue: Wait for this queue, and fetch from it alone. ``None``: fetch from all queues of the
-            channel, and wait for the one whose turn it is.
+        queue: Queue and priority step whose list it waits on.
+
+        main: The one that also fetches unasked, from all queues; the others begin with a wait.
     """
 
-    def __init__(self, channel: HardenedChannel, client: Any, queue: str | None = None) -> None:
+    def __init__(self, channel: HardenedChannel, client: Any, queue: str, step: int = 0, *, main: bool = False) -> None:
         self.channel = channel
         self.client = client
         self.queue = queue
+        self.step = step
+        self.main = main
+        self.awaits = channel.list_name(queue, step)
         self.state: Literal["idle", "fetching", "waiting"] = "idle"
         self._queues: list[str] = []
         self._first = 0
@@ -67,27 +76,25 @@ class Fetcher:
         """Of the fetch that is not answered yet."""
         self._own = False
         self._acks: list[str] = []
-        self._awaited = ""
-        self._due = 0.0
+        self.due = 0.0
+        """Until when (``time.monotonic()``) the answer has to come, unless it is idle."""
 
     # --- sending ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Fetch, or for a fetcher of one queue, whose lists the main one fetches from, wait."""
-        if self.queue is None:
+        """Fetch; one that is not the main fetcher waits."""
+        if self.main:
             self._fetch()
         else:
-            self._queues = [self.queue]
             self._wait()
 
     def _fetch(self, *, own: bool = False) -> None:
         channel = self.channel
-        if self.queue is None:
-            self._queues = channel.queues_in_turn()
+        self._queues = channel.queues_in_turn()
         limit = channel.credit()
-        if own and (limit <= 0 or self._awaited not in self._queues):
+        if own and (limit <= 0 or self.queue not in self._queues):
             # Another fetcher has used the credit up, or the queue was cancelled: others may have it.
-            channel.leases.leave([channel.own_member(self._awaited)])
+            channel.leases.leave([channel.own_member(self.awaits)])
             return
         if not self._queues or limit <= 0:
             return
@@ -104,31 +111,29 @@ class Fetcher:
             keys.index,
             keys.fence,
             keys.malformed,
-            channel.own_list(self._awaited or self._queues[0]),
+            channel.own_list(self.awaits),
             *lists,
             channel.tag_prefix,
             self._first,
             limit,
             channel.leases.lease,
             int(channel.fair),
-            self._queues.index(self._awaited) + 1 if own else 0,
+            self._queues.index(self.queue) + 1 if own else 0,
             len(self._queues),
             *names,
             *self._acks,
         )
         self.state = "fetching"
-        self._due = time.monotonic() + OVERDUE
+        self.due = time.monotonic() + OVERDUE
 
     def _wait(self) -> None:
         channel = self.channel
-        self._awaited = self._queues[0]
         with as_lost_connection():
-            channel.leases.enter(channel.own_member(self._awaited))
-        own_list = channel.own_list(self._awaited)
-        seconds = POLL if self.queue is None and channel.polls else channel.brpop_timeout or 1
-        self._send("BLMOVE", channel.list_of(self._awaited), own_list, "RIGHT", "LEFT", seconds)
+            channel.leases.enter(channel.own_member(self.awaits))
+        seconds = WAIT_ASIDE if not self.main else POLL if channel.polls else WAIT
+        self._send("BLMOVE", channel.whole(self.awaits), channel.own_list(self.awaits), "RIGHT", "LEFT", seconds)
         self.state = "waiting"
-        self._due = time.monotonic() + seconds + OVERDUE
+        self.due = time.monotonic() + seconds + OVERDUE
 
     def _send(self, *command: Any) -> None:
         try:
@@ -154,7 +159,7 @@ class Fetcher:
         if state == "waiting":
             if self._answer("BLMOVE") is not None:
                 self._fetch(own=True)
-            elif self.queue is not None and self.channel.credit() > 0:
+            elif not self.main and self.channel.credit() > 0:
                 self._wait()
             raise Empty
         answer = self._fetched()
@@ -166,7 +171,7 @@ class Fetcher:
         if bad:
             self.channel.leases.malformed = True
         if not items:
-            if not bad and self.channel.credit() > 0:
+            if not bad and self.channel.credit() > 0 and self.queue in self._queues:
                 self._wait()
             raise Empty
         received = [(self._queues[items[n] - 1], items[n + 1]) for n in range(0, len(items), 2)]
@@ -198,14 +203,16 @@ class Fetcher:
             self._broken()
             raise
 
-    def check(self) -> None:
-        """Raise ``redis.ConnectionError`` if an answer is overdue: a half-open socket never becomes readable."""
-        if self.state == "idle" or time.monotonic() < self._due:
-            return
+    def overdue(self) -> None:
+        """No answer has come in time: a half-open socket never becomes readable.
+
+        Raises:
+            redis.ConnectionError: It is closed. Not if the answer is there after all.
+        """
         connection = self.client.connection
         if connection is not None and connection._sock is not None and _readable(connection._sock):
             return  # it was this process that stood still
-        late = time.monotonic() - self._due + OVERDUE
+        late = time.monotonic() - self.due + OVERDUE
         if connection is not None:
             connection.disconnect()
         self._broken()

@@ -35,7 +35,7 @@ class Keys:
 
     @property
     def fetching(self) -> str:
-        """Sorted set of consumers' own lists: ``[list, queue]`` as JSON → until when it is theirs."""
+        """Sorted set of consumers' own lists: ``[own list, awaited list]`` as JSON → until when it is theirs."""
         return f"{self.prefix}:delivery:fetching"
 
     @property
@@ -49,9 +49,9 @@ class Keys:
         came after a pause (``pauses``), where the next one goes on (``offset``)."""
         return f"{self.prefix}:delivery:sweep"
 
-    def own_list(self, consumer: str, queue: str) -> str:
-        """List that a waiting consumer's messages pass through on their way to a lease."""
-        return f"{self.prefix}:delivery:fetching:{consumer}:{queue}"
+    def own_list(self, consumer: str, awaited: str) -> str:
+        """List that messages of the list *awaited* pass through on their way to a lease of *consumer*."""
+        return f"{self.prefix}:delivery:fetching:{consumer}:{awaited}"
 
 
 def tag(consumer: str, number: int, *, kind: str = LEASED) -> str:

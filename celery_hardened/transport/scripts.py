@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.redis_connection import answered
-from celery_hardened.redis_script import Script
+from celery_hardened.redis_script import Argument, Script
 from celery_hardened.transport.names import Keys
 
 #: Tags in one call: Lua's unpack and the server's patience have limits.
 CHUNK = 500
+
+#: Seconds that Redis counts as not answering after it did not.
+DOWN = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +51,31 @@ class DeliveryScripts:
         self.client = client
         self.keys = keys
         self._layout = layout.text()
-        package = str(__package__)
-        self._renew = Script(client, package, "renew", operation="renewing leases")
-        self._end = Script(client, package, "end_deliveries", operation="acknowledging")
-        self._delay = Script(client, package, "delay", operation="delaying messages")
-        self._aside = Script(client, package, "set_aside", operation="setting a malformed message aside")
-        self._back = Script(client, package, "entries", "give_back", operation="giving messages back")
-        self._release = Script(client, package, "entries", "release", operation="leaving a queue")
-        self._sweep = Script(client, package, "entries", "sweep", operation="sweeping")
+        self._down_until = 0.0
+        self._renew = self._step("renew", operation="renewing leases")
+        self._end = self._step("end_deliveries", operation="acknowledging")
+        self._delay = self._step("delay", operation="delaying messages")
+        self._aside = self._step("set_aside", operation="setting a malformed message aside")
+        self._back = self._step("entries", "give_back", operation="giving messages back")
+        self._release = self._step("entries", "release", operation="leaving a queue")
+        self._sweep = self._step("entries", "sweep", operation="sweeping")
+
+    def _step(self, *names: str, operation: str) -> Callable[..., Any]:
+        """The script of these files. While Redis does not answer, one step waits for its time-out and the
+        next ones fail at once: a worker that ends takes several."""
+        script = Script(self.client, str(__package__), *names, operation=operation)
+
+        def step(*, keys: Sequence[str], args: Sequence[Argument] = ()) -> Any:
+            if time.monotonic() < self._down_until:
+                raise StoreUnavailableError(operation, "it did not answer a moment ago")
+            try:
+                return script(keys=keys, args=args)
+            except StoreUnavailableError as problem:
+                if isinstance(problem.__cause__, (RedisConnectionError, RedisTimeoutError)):
+                    self._down_until = time.monotonic() + DOWN
+                raise
+
+        return step
 
     def renew(self, tags: Iterable[str], *, lists: Sequence[str], lease: float) -> list[str]:
         """Prolong *tags* and *lists* by *lease* seconds from now; the tags that are held no longer."""
