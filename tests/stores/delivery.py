@@ -26,6 +26,7 @@ def message(word: object, **properties: Any) -> bytes:
     """An item of a queue as kombu writes it, in which a test finds *word* again."""
     info = {"exchange": "", "routing_key": "q"}
     properties = {"delivery_info": info, "priority": 0, "body_encoding": "base64", **properties}
+    properties.setdefault("delivery_tag", f"tag {word}")
     return json.dumps({"body": "e30=", "headers": {"word": word}, "properties": properties}).encode()
 
 
@@ -70,8 +71,7 @@ class Box:
 
     def put(self, queue: str, *items: bytes, step: int = 0) -> None:
         """Publish, as kombu does."""
-        for item in items:
-            self.client.lpush(self.list_of(queue, step), item)
+        self.client.lpush(self.list_of(queue, step), *items)
 
     def waiting(self, queue: str = "q") -> list[bytes]:
         """Items of a queue in the order in which they are taken."""

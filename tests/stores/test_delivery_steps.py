@@ -61,12 +61,12 @@ def test_an_expired_lease_that_nobody_took_can_be_renewed(box: Box) -> None:
 
 def test_thousands(box: Box) -> None:
     """More tags than Lua's stack takes arguments."""
-    box.put("q", *map(message, range(5000)))
-    box.fetch(limit=5000)
+    box.put("q", *map(message, range(10_000)))
+    box.fetch(limit=10_000)
     tags = box.tags
     assert box.scripts.renew(tags, lists=[box.member()], lease=LEASE) == []
-    waits = [(tag, tag.replace("h1:", "h1d:"), 100.0) for tag in tags[:2500]]
-    assert box.scripts.delay(waits) == 2500
+    waits = [(tag, tag.replace("h1:", "h1d:"), 100.0) for tag in tags[:9000]]
+    assert box.scripts.delay(waits) == 9000
     box.scripts.end(tags)
     assert box.tags == sorted(wait[1] for wait in waits)
     box.scripts.end(box.tags)

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError
 
 from celery_hardened import StoreUnavailableError
 from celery_hardened.transport import fetcher as module
-from celery_hardened.transport.fetcher import OVERDUE, POLL, Fetcher
+from celery_hardened.transport.fetcher import OVERDUE, POLL, WAIT, WAIT_ASIDE, Fetcher
 from celery_hardened.transport.names import Keys
 
 
@@ -91,7 +91,6 @@ class FakeChannel:
     keys = Keys("unacked", "unacked_index", "hardened")
     fair = True
     polls = True
-    brpop_timeout = 1
 
     def __init__(self) -> None:
         self.leases = FakeLeases()
@@ -118,14 +117,17 @@ class FakeChannel:
     def lists(self, queues: tuple[str, ...]) -> tuple[list[str], list[str | int]]:
         return [f"list {queue}" for queue in queues], [part for queue in queues for part in (json.dumps(queue), 1)]
 
-    def list_of(self, queue: str) -> str:
-        return f"list {queue}"
+    def list_name(self, queue: str, step: int) -> str:
+        return f"{queue} {step}" if step else queue
 
-    def own_list(self, queue: str) -> str:
-        return f"own {queue}"
+    def whole(self, name: str) -> str:
+        return f"list {name}"
 
-    def own_member(self, queue: str) -> str:
-        return f"member {queue}"
+    def own_list(self, awaited: str) -> str:
+        return f"own {awaited}"
+
+    def own_member(self, awaited: str) -> str:
+        return f"member {awaited}"
 
     def answered(self) -> None: ...
 
@@ -136,10 +138,11 @@ class FakeChannel:
 class Case:
     """A fetcher with what surrounds it."""
 
-    def __init__(self, queue: str | None = None) -> None:
+    def __init__(self, queue: str = "q", step: int = 0) -> None:
         self.channel = FakeChannel()
         self.client = FakeClient()
-        self.fetcher = Fetcher(self.channel, self.client, queue)  # type: ignore[arg-type]
+        main = (queue, step) == ("q", 0)
+        self.fetcher = Fetcher(self.channel, self.client, queue, step, main=main)  # type: ignore[arg-type]
 
     @property
     def wire(self) -> Wire:
@@ -181,14 +184,14 @@ class Case:
 
 @pytest.fixture
 def main() -> Case:
-    """The fetcher of all queues."""
+    """The one that fetches unasked."""
     return Case()
 
 
 @pytest.fixture
 def waiter() -> Case:
-    """The fetcher that waits for the queue ``r``."""
-    return Case("r")
+    """One that waits on a list of the queue ``r``."""
+    return Case("r", 3)
 
 
 # --- fetching ---------------------------------------------------------------------------------------
@@ -241,7 +244,7 @@ def test_an_unknown_script(main: Case) -> None:
 
 
 def test_wait(main: Case) -> None:
-    """Nothing there: wait for the queue whose turn it is; the own list is known before a message can lie in it."""
+    """Nothing there: wait on its list; the own list is known before a message can lie in it."""
     main.fetcher.start()
     assert not main.answer([0, 0])
     assert main.sent == ("BLMOVE", "list q", "own q", "RIGHT", "LEFT", POLL)
@@ -252,7 +255,7 @@ def test_wait_longer_if_all_lists_are_waited_for(main: Case) -> None:
     main.channel.polls = False
     main.fetcher.start()
     main.answer([0, 0])
-    assert main.sent[-1] == 1
+    assert main.sent[-1] == WAIT
 
 
 def test_no_wait_without_credit(main: Case) -> None:
@@ -307,12 +310,14 @@ def test_nothing_came(main: Case, waiter: Case) -> None:
     assert waiter.fetcher.state == "idle"
 
 
-def test_a_waiter_fetches_its_own_queue(waiter: Case) -> None:
+def test_a_waiter_fetches_its_own_list_first(waiter: Case) -> None:
+    """And then from all queues, in their turn."""
     waiter.fetcher.start()
-    assert waiter.sent[:3] == ("BLMOVE", "list r", "own r")
+    assert waiter.sent == ("BLMOVE", "list r 3", "own r 3", "RIGHT", "LEFT", WAIT_ASIDE)
     waiter.answer(b"m")
-    assert (waiter.fetched["lists"], waiter.fetched["own"]) == (["list r"], 1)
-    assert waiter.answer([0, 1, 1, b"m"])
+    assert (waiter.fetched["lists"], waiter.fetched["own"]) == (["list q", "list r"], 2)
+    assert waiter.fetched["own list"] == "own r 3"
+    assert waiter.answer([0, 1, 2, b"m"])
     assert waiter.channel.got == [([("r", b"m")], 0, 1)]
 
 
@@ -399,43 +404,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return now
 
 
-def test_an_overdue_answer(main: Case, clock: SimpleNamespace) -> None:
-    """A half-open connection never becomes readable: it counts as lost, with what may have been leased."""
+def test_when_an_answer_is_due(main: Case, waiter: Case, clock: SimpleNamespace) -> None:
+    """A wait may last its own length longer."""
     main.fetcher.start()
-    clock.time += OVERDUE - 0.1
-    main.fetcher.check()
-    clock.time += 0.2
-    with pytest.raises(RedisConnectionError, match="no answer"):
-        main.fetcher.check()
-    assert (main.wire.connected, len(main.leases.missing), main.fetcher.state) == (False, 4, "idle")
-
-
-def test_an_overdue_wait(main: Case, clock: SimpleNamespace) -> None:
-    """Its own length is added."""
-    main.fetcher.start()
+    assert main.fetcher.due == clock.time + OVERDUE
     main.answer([0, 0])
-    clock.time += OVERDUE + POLL - 0.01
-    main.fetcher.check()
-    clock.time += 0.02
-    with pytest.raises(RedisConnectionError):
-        main.fetcher.check()
+    assert main.fetcher.due == clock.time + OVERDUE + POLL
+    waiter.fetcher.start()
+    assert waiter.fetcher.due == clock.time + OVERDUE + WAIT_ASIDE
 
 
-def test_this_process_stood_still(main: Case, clock: SimpleNamespace) -> None:
+def test_an_overdue_answer(main: Case) -> None:
+    """A half-open connection never becomes readable: it counts as lost, with what may have been leased."""
+    main.leases.acks = ["one"]
+    main.fetcher.start()
+    with pytest.raises(RedisConnectionError, match="no answer"):
+        main.fetcher.overdue()
+    assert (main.wire.connected, len(main.leases.missing), main.fetcher.state) == (False, 4, "idle")
+    assert main.leases.acks == ["one"]
+
+
+def test_this_process_stood_still(main: Case) -> None:
     """The answer has been there all the time: it is read and not given up."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         main.wire._sock = ours
         main.fetcher.start()
-        clock.time += 3600
         theirs.send(b"*")
-        main.fetcher.check()
-        assert (main.fetcher.state, main.wire.connected) == ("fetching", True)
-
-
-def test_an_idle_fetcher_is_never_overdue(main: Case, clock: SimpleNamespace) -> None:
-    clock.time += 1e6
-    main.fetcher.check()
+        main.fetcher.overdue()
+        assert (main.fetcher.state, main.wire.connected, main.leases.missing) == ("fetching", True, [])
 
 
 # --- closing --------------------------------------------------------------------------------------------

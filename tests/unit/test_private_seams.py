@@ -617,7 +617,8 @@ def redis_channel_queues() -> None:
     assert "self._queue_cycle = cycle_by_name(self.queue_order_strategy)()" in source(kombu_redis.Channel.__init__)
     channel._active_queues = ["a", "b"]
     channel.active_fanout_queues = {"b"}
-    assert set(channel.active_queues) == {"a"}
+    assert isinstance(channel.active_queues, list if kombu.VERSION[:2] >= (5, 7) else set)
+    assert list(channel.active_queues) == ["a"]
     assert parameters(kombu_redis.Channel._basic_cancel) == ["self", "consumer_tag"]
     assert "self._basic_cancel" in source(kombu_redis.Channel.basic_cancel)
     assert parameters(kombu_redis.Channel._create_client) == ["self", "asynchronous"]
