@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from kombu.transport import redis as kombu_redis
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
+from kombu.utils.json import dumps, loads
 from kombu.utils.scheduling import round_robin_cycle
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -281,22 +281,27 @@ class HardenedChannel(_Channel):
             self.connection._deliver(payload, queue)
 
     def restore_abandoned(self, delivery_tag: str) -> None:
-        """Put back a delivery that kombu's own transport made, as it would.
-
-        An entry that kombu cannot read it would drop, or stumble over for ever: it is set aside.
-        """
-        with answered("restoring an abandoned delivery"), self.conn_or_acquire() as client:
-            raw = client.hget(self.unacked_key, delivery_tag)
-            try:
-                payload, _, _ = loads(bytes_to_str(raw)) if raw else ({"properties": {}}, "", "")
-                fine = isinstance(payload["properties"], dict)
-            except (ValueError, TypeError, KeyError):
-                fine = False
-            if not fine:
-                self.leases.scripts.set_aside(delivery_tag, "", bytes(raw))
-                self.leases.malformed = True
-                return
-            self.qos.restore_by_tag(delivery_tag, client=client)
+        """Put back a delivery that kombu's own transport made, as kombu would: into every queue that its
+        exchange and routing key reach. What kombu would drop, since it cannot read it, is set aside."""
+        scripts = self.leases.scripts
+        raw = scripts.entry(delivery_tag)
+        if raw is None:
+            return
+        try:
+            payload, exchange, routing_key = loads(bytes_to_str(raw))
+            payload["properties"].setdefault("delivery_info", {})["redelivered"] = True
+            if isinstance(payload.get("headers"), dict):
+                payload["headers"]["redelivered"] = True
+            priority = self._get_message_priority(payload, reverse=False)
+            with answered("looking up bindings"):
+                queues = self._lookup(exchange, routing_key)
+            copies = [(self.whole(self.list_name(queue, priority)), dumps(payload)) for queue in queues]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            copies = []
+        if not copies:
+            scripts.set_aside(delivery_tag, "", raw)
+            self.leases.malformed = True
+        elif scripts.restore(delivery_tag, raw, copies):
             logger.warning("a message that a worker without leases abandoned was put back: %s", delivery_tag)
 
     # --- kombu's own methods -------------------------------------------------------------------------

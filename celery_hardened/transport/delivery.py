@@ -74,7 +74,9 @@ class Delivery:
             self.leases.scripts = scripts
             return self.leases
         self.leases = Leases(scripts, lease=self._lease, lost=self._lost, wanted=self._keep)
-        self._keeper = keeper = Keeper(self.leases, visibility=channel.visibility_timeout, on=self.on)
+        self._keeper = keeper = Keeper(
+            self.leases, visibility=channel.visibility_timeout, consuming=lambda: bool(self.consumers()), on=self.on
+        )
         watch = Watch(self.consumers, self.leases, silence=lambda: keeper.silence, busy=lambda: self.on.working())
         self.on.watch = watch.look
         self.on.restore = self._restore

@@ -65,10 +65,13 @@ class Keeper:
 
     Args:
         visibility: Seconds after which deliveries of kombu's own transport count as abandoned.
+
+        consuming: Does this process take messages? Then it sweeps.
     """
 
-    def __init__(self, leases: Leases, *, visibility: float, on: Callbacks) -> None:
+    def __init__(self, leases: Leases, *, visibility: float, consuming: Callable[[], bool], on: Callbacks) -> None:
         self._leases = leases
+        self._consuming = consuming
         self._visibility = visibility
         self._on = on
         self._swept = self._looked = 0.0
@@ -138,7 +141,7 @@ class Keeper:
 
     def _sweep(self) -> None:
         now = time.monotonic()
-        if not self._leases.consuming or now - self._swept < 0.7 * SWEEP_EVERY:
+        if not self._consuming() or now - self._swept < 0.7 * SWEEP_EVERY:
             return
         self._swept = now
         expired, due, abandoned = self._leases.scripts.sweep(

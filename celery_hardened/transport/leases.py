@@ -212,11 +212,6 @@ class Leases:
 
     # --- own lists -------------------------------------------------------------------------------
 
-    @property
-    def consuming(self) -> bool:
-        """Does anybody in this process wait for messages?"""
-        return bool(self._lists)
-
     def enter(self, member: str) -> None:
         """A consumer is about to wait with an own list: from now on it is known, and swept should we die.
 

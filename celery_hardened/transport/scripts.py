@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -57,6 +57,7 @@ class DeliveryScripts:
         self._delay = self._step("delay", operation="delaying messages")
         self._aside = self._step("set_aside", operation="setting a malformed message aside")
         self._back = self._step("entries", "give_back", operation="giving messages back")
+        self._restore = self._step("restore", operation="restoring an abandoned delivery")
         self._release = self._step("entries", "release", operation="leaving a queue")
         self._sweep = self._step("entries", "sweep", operation="sweeping")
 
@@ -105,6 +106,16 @@ class DeliveryScripts:
         for chunk in some if last else reversed(some):
             count += int(self._back(keys=keys, args=[self._layout, int(started), int(last), *chunk]))
         return count
+
+    def entry(self, tag: str) -> bytes | None:
+        """What ``unacked`` holds under *tag*."""
+        with answered("reading a delivery"):
+            return cast("bytes | None", self.client.hget(self.keys.unacked, tag))
+
+    def restore(self, tag: str, entry: bytes, copies: Sequence[tuple[str, str]]) -> bool:
+        """End the delivery, if it still holds *entry*, and put a message into each list of *copies*. Was it done?"""
+        args: list[str | bytes] = [tag, entry, *(part for copy in copies for part in copy)]
+        return bool(self._restore(keys=[self.keys.unacked, self.keys.index], args=args))
 
     def release(self, lists: Sequence[str], *, stay: float = 0.0) -> int:
         """Put back what lies in own lists, and leave them for good, or *stay* for some seconds. How many messages."""
