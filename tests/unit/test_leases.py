@@ -365,12 +365,11 @@ def test_a_list_is_known_before_it_is_used(book: Book) -> None:
     book.scripts.away = True
     with pytest.raises(StoreUnavailableError):
         book.leases.enter("list")
-    assert not book.leases.consuming
     book.scripts.away = False
+    book.leases.renew()
     book.leases.enter("list")
     book.leases.enter("list")
-    assert book.calls == [("renew", [], ["list"], 30.0)]
-    assert book.leases.consuming
+    assert book.calls == [("renew", [], [], 30.0), ("renew", [], ["list"], 30.0)]
 
 
 def test_a_list_is_left_once(book: Book) -> None:

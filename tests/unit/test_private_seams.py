@@ -666,15 +666,20 @@ def virtual_qos() -> None:
     assert "restore_unacked_once" in source(virtual.QoS.__init__), "also when the process ends"
 
 
-@seam("redis.QoS.restore_by_tag", "redis.Channel.conn_or_acquire")
+@seam("virtual.Channel._lookup", "virtual.Channel._get_message_priority")
 def redis_restore() -> None:
-    """An entry of ``unacked`` is message, exchange and routing key, and goes to whatever these say."""
+    """An entry of ``unacked`` is message, exchange and routing key; kombu puts it into all queues these lead to."""
     body = source(kombu_redis.QoS.restore_by_tag)
     assert "M, EX, RK = loads(bytes_to_str(p))" in body
     assert "_do_restore_message(M, EX, RK" in body
-    assert parameters(kombu_redis.QoS.restore_by_tag)[:3] == ["self", "tag", "client"]
-    assert "self._lookup(exchange, routing_key)" in source(kombu_redis.Channel._do_restore_message)
     assert "dumps([message._raw, EX, RK])" in source(kombu_redis.QoS.append)
+    restore = source(kombu_redis.Channel._do_restore_message)
+    assert "self._lookup(exchange, routing_key)" in restore
+    assert "self._get_message_priority(payload, reverse=False)" in restore
+    channel = kombu_redis.Channel.__new__(kombu_redis.Channel)
+    assert channel._lookup("", "q") == ["q"], "the default exchange is looked up nowhere"
+    found = [channel._get_message_priority({"properties": {"priority": one}}) for one in (3, "8", 200, -7, None, "x")]
+    assert found == [3, 8, 9, 0, 0, 0]
 
 
 @seam("redis.Connection._sock")
