@@ -92,7 +92,8 @@ class HardenedChannel(_Channel):
         if "can_consume" in self.qos.__dict__:  # worker_disable_prefetch has replaced it, and counts by itself
             return int(bool(self.qos.can_consume()))
         free = self.qos.can_consume_max_estimate()
-        return UNLIMITED if free is None else min(free, UNLIMITED) - len(self._backlog)
+        coming = len(self._backlog) + sum(fetcher.asked for fetcher in self._fetchers)
+        return min(UNLIMITED if free is None else free, UNLIMITED) - coming
 
     def reserve_numbers(self, count: int) -> int:
         first = self._number
@@ -177,7 +178,7 @@ class HardenedChannel(_Channel):
             if fetcher.state != "idle":
                 if now >= fetcher.due:
                     fetcher.overdue()
-            elif hungry and poller.connected(self, fetcher):
+            elif hungry and now >= fetcher.rests_until and poller.connected(self, fetcher):
                 fetcher.start()
         if self.leases.unsent_acks and fetchers[0].state != "fetching":
             # No fetch is due that could take them along.
@@ -192,7 +193,8 @@ class HardenedChannel(_Channel):
         wanted = wanted[: max(1, min(WAITING, self.max_connections - RESERVED))]
         for fetcher in [one for one in self._fetchers if (one.queue, one.step) not in wanted]:
             self._fetchers.remove(fetcher)
-            self._register_taken(fetcher.stop(), first=fetcher.first, fence=0)
+            taken = self._register_taken(fetcher.stop(), first=fetcher.first, fence=0)
+            self.leases.give_back([lease.tag for lease, _, _ in taken if lease is not None])
             self.leases.leave([self.own_member(fetcher.awaits)])
         staffed = {(fetcher.queue, fetcher.step) for fetcher in self._fetchers}
         for queue, step in wanted:

@@ -35,7 +35,8 @@ local function list_of(layout, queue, envelope)
     return layout.prefix .. queue .. layout.separator .. string.format('%d', step)
 end
 
--- message, list: what an entry holds and where it goes; nothing if it is no entry of ours.
+-- message, list, envelope: what an entry holds and where it goes; nothing if it is no entry of ours.
+-- What cjson cannot read (a lone surrogate, say) has no envelope, and goes to the default priority.
 local function split(layout, entry)
     local message, queue = string.match(entry, '^%[(.*), "", (".*")%]$')
     if not message then
@@ -43,15 +44,16 @@ local function split(layout, entry)
     end
     local read, envelope = pcall(cjson.decode, message)
     local named, names = pcall(cjson.decode, '[' .. queue .. ']')
-    if not read or not named then
+    if not named then
         return nil
     end
-    return message, list_of(layout, names[1], envelope)
+    envelope = read and envelope or nil
+    return message, list_of(layout, names[1], envelope), envelope
 end
 
 -- The message, saying that an earlier delivery of it may have been started.
-local function marked(message)
-    if string.find(message, '"hardened-delivery"', 1, true) then
+local function marked(message, envelope)
+    if type(envelope) == 'table' and envelope['hardened-delivery'] then
         return message
     end
     local head = string.match(message, '^(.*)}%s*$')
@@ -67,12 +69,12 @@ local function put_back(unacked, index, malformed, layout, tag, mark, last)
     if not entry then
         return 0
     end
-    local message, list = split(layout, entry)
+    local message, list, envelope = split(layout, entry)
     if not message then
         redis.call('HSET', malformed, tag, '""\n' .. entry)
         return 0
     end
-    local pushed = redis.pcall(last and 'LPUSH' or 'RPUSH', list, mark and marked(message) or message)
+    local pushed = redis.pcall(last and 'LPUSH' or 'RPUSH', list, mark and marked(message, envelope) or message)
     if type(pushed) == 'table' then  -- that key is no list: kept where somebody looks
         redis.call('HSET', malformed, tag, string.match(entry, ', "", (".*")%]$') .. '\n' .. message)
         return 0

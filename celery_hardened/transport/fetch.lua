@@ -44,7 +44,12 @@ end
 -- Under pcall: an error after the pop would lose what was popped.
 local function is_message(raw)
     local read, envelope = pcall(cjson.decode, raw)
-    return read and type(envelope) == 'table' and type(envelope.properties) == 'table'
+    if not read then
+        -- A lone surrogate, as in a file name that is no UTF-8: Python writes and reads it, cjson does not.
+        return string.find(envelope, 'unicode escape', 1, true)
+            and string.find(raw, '^%s*{') and string.find(raw, '"properties"%s*:%s*{') and string.find(raw, '}%s*$')
+    end
+    return type(envelope) == 'table' and type(envelope.properties) == 'table'
 end
 
 local out, leased, bad = { 0, 0 }, 0, 0

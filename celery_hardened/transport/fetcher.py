@@ -22,7 +22,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.transport.names import tag
@@ -72,10 +72,12 @@ class Fetcher:
         self.state: Literal["idle", "fetching", "waiting"] = "idle"
         self._queues: list[str] = []
         self._first = 0
-        self._limit = 0
-        """Of the fetch that is not answered yet."""
+        self.asked = 0
+        """Messages that a fetch which is not answered yet may bring."""
         self._own = False
         self._acks: list[str] = []
+        self.rests_until = 0.0
+        """Not to be started before that (``time.monotonic()``)."""
         self.due = 0.0
         """Until when (``time.monotonic()``) the answer has to come, unless it is idle."""
 
@@ -98,7 +100,7 @@ class Fetcher:
             return
         if not self._queues or limit <= 0:
             return
-        self._own, self._limit = own, limit
+        self._own, self.asked = own, limit
         self._first = channel.reserve_numbers(limit)
         self._acks = channel.leases.riding(CHUNK)
         lists, names = channel.lists(tuple(self._queues))
@@ -166,7 +168,7 @@ class Fetcher:
         if answer is None:  # the script is known now
             self._fetch(own=self._own)
             raise Empty
-        self._acks, self._limit = [], 0
+        self._acks, self.asked = [], 0
         bad, fence, *items = answer
         if bad:
             self.channel.leases.malformed = True
@@ -183,7 +185,7 @@ class Fetcher:
             return self._answer("EVALSHA")
         except NoScriptError:
             self.channel.leases.unsent(self._acks)
-            self._acks, self._limit = [], 0
+            self._acks, self.asked = [], 0
             self.channel.fetch_script.load(self.client.connection)
             return None
 
@@ -192,16 +194,25 @@ class Fetcher:
             return self.client.parse_response(self.client.connection, command)
         except NoScriptError:
             raise
+        except OutOfMemoryError as refusal:
+            if command != "BLMOVE":
+                raise self._refused(refusal) from refusal
+            # The server's memory is full, and a wait counts as a write that needs some. Fetching goes on.
+            self.rests_until = time.monotonic() + WAIT
+            return None
         except ResponseError as refusal:
             # READONLY after a fail-over, NOPERM, OOM: whatever it is, a new connection may know better,
             # and trying again and again with a log line each is all a worker can do.
-            self.client.connection.disconnect()
-            self._broken()
-            raise RedisConnectionError(f"Redis refused to deliver: {refusal}") from refusal
+            raise self._refused(refusal) from refusal
         except self.channel.connection_errors:
             self.client.connection.disconnect()
             self._broken()
             raise
+
+    def _refused(self, refusal: ResponseError) -> RedisConnectionError:
+        self.client.connection.disconnect()
+        self._broken()
+        return RedisConnectionError(f"Redis refused to deliver: {refusal}")
 
     def overdue(self) -> None:
         """No answer has come in time: a half-open socket never becomes readable.
@@ -223,10 +234,10 @@ class Fetcher:
         leases = self.channel.leases
         leases.unsent(self._acks)
         self._acks = []
-        if self._limit:
+        if self.asked:
             consumer = self.channel.consumer
-            leases.never_arrived([tag(consumer, self._first + n) for n in range(self._limit)])
-            self._limit = 0
+            leases.never_arrived([tag(consumer, self._first + n) for n in range(self.asked)])
+            self.asked = 0
         self.state = "idle"
 
     def stop(self) -> list[tuple[str, bytes]]:
@@ -243,7 +254,7 @@ class Fetcher:
                 answer = self._fetched() or [0, 0]
             except self.channel.connection_errors:
                 answer = [0, 0]  # noted as never arrived
-            self._acks, self._limit = [], 0
+            self._acks, self.asked = [], 0
             items = answer[2:]
             brought = [(self._queues[items[n] - 1], items[n + 1]) for n in range(0, len(items), 2)]
         self.state = "idle"

@@ -22,8 +22,8 @@ SWEEP_GAP = 0.3
 #: Seconds without any sweep after which leases get grace (see sweep.lua).
 PAUSE = 3.0
 GRACE = 5.0
-#: Entries that one sweep looks at.
-PAGE = 1000
+#: Entries that one sweep looks at. Within one sweep the old order is kept.
+PAGE = 5000
 #: Seconds that an abandoned consumer's list stays known.
 KEEP = 3600.0
 #: Seconds after which a loop that does not turn counts as held up.

@@ -24,10 +24,19 @@ class FetchingPoller(MultiChannelPoller):
             if channel.leases_messages:
                 channel.pump(self)
             elif channel.active_queues and channel.qos.can_consume():
-                # Replies of remote control and the like: taken for good, so there is nothing to lease.
                 self._register_BRPOP(channel)
             if channel.active_fanout_queues:
                 self._register_LISTEN(channel)
+
+    def _register_BRPOP(self, channel: HardenedChannel) -> None:  # noqa: N802 - kombu's name
+        """kombu's pop, for a channel that only takes replies: what is never acked needs no lease.
+
+        kombu 5.6 comes here by itself where there is no event loop.
+        """
+        if channel.leases_messages:
+            channel.pump(self)
+        else:
+            super()._register_BRPOP(channel)
 
     def connected(self, channel: HardenedChannel, fetcher: Fetcher) -> bool:
         """Connect *fetcher* if it is not, and listen to it. Raises what the connection raises."""

@@ -63,7 +63,7 @@ for i = #expired, 1, -1 do
 end
 
 if now >= grace then
-    local gone = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', score(now), 'LIMIT', 0, 10 * page)
+    local gone = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', score(now), 'LIMIT', 0, page)
     for _, text in ipairs(gone) do
         empty_own(layout, cjson.decode(text))
     end
