@@ -237,3 +237,10 @@ def test_a_key_that_is_no_list(box: Box) -> None:
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         box.fetch("q", "bad")
     assert len(box.tags) == 2
+
+
+def test_half_a_character(box: Box) -> None:
+    """Python writes and reads it (a file name that is not UTF-8, in a header); kombu's own workers run it."""
+    box.put("q", json.dumps({"headers": {"word": "\udce9"}, "properties": {}}).encode())
+    taken = box.fetch()
+    assert taken.bad == 0

@@ -202,3 +202,12 @@ def test_a_list_that_was_left_is_still_swept(box: Box) -> None:
     assert box.waiting() == []
     box.sweep()
     assert words(box.waiting()) == [1]
+
+
+def test_a_word_that_looks_like_the_mark(box: Box) -> None:
+    """A started message is marked whatever its producer wrote into its headers."""
+    box.put("q", message("hardened-delivery"))
+    box.fetch()
+    box.scripts.give_back(box.tags, started=True)
+    [item] = box.waiting()
+    assert json.loads(item).get("hardened-delivery") == {"redelivered": True}
