@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import MAXYEAR, MINYEAR, datetime, timezone
 from typing import Any
 
 from celery.app.task import Context
@@ -96,7 +96,8 @@ def _moment(name: str, raw: Any) -> tuple[str | None, datetime | None]:
     try:
         moment = maybe_iso8601(raw)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-        moment.timestamp()
+        if not MINYEAR < moment.year < MAXYEAR:
+            raise OverflowError("no time zone can be applied at the ends of the calendar")
     except (ValueError, TypeError, AttributeError, OverflowError):
         return f"header {name!r} is no ISO 8601 time", None
     return None, moment

@@ -24,6 +24,7 @@ from celery_hardened.dead_letter.letter import Reason
 from celery_hardened.errors import HardenedError, MalformedMessageError, StoreUnavailableError
 from celery_hardened.hardening import Hardening
 from celery_hardened.pipeline.admission import body_problem, header_problem
+from celery_hardened.pipeline.delivery import give_back_unstarted
 from celery_hardened.pipeline.letters import letter_for, observed, write
 from celery_hardened.pipeline.pool import jobs_kept
 from celery_hardened.pipeline.publish import HIDDEN
@@ -229,6 +230,10 @@ class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
     def on_ready(self) -> None:
         super().on_ready()
         self.upkeep.start(self.timer)
+
+    def stop(self) -> None:
+        super().stop()
+        give_back_unstarted(self._hardening)
 
     def shutdown(self) -> None:
         # The worker stops in order and its channel is about to hand back what it still holds.

@@ -19,6 +19,7 @@ from celery.worker import state
 from celery_hardened.errors import MalformedMessageError
 from celery_hardened.hardening import Hardening
 from celery_hardened.pipeline.letters import HANDED, letter_for, write
+from celery_hardened.pipeline.pool import forget_job
 from celery_hardened.transport.delivery import Delivery
 from celery_hardened.transport.leases import Lease
 from celery_hardened.transport.names import is_ours
@@ -30,14 +31,21 @@ logger = logging.getLogger("celery_hardened.transport")
 def attend(hardening: Hardening, worker: Any) -> None:
     """Let *worker* start only what it holds a lease of, and answer its transport's questions."""
     delivery = hardening.delivery
+    worker._process_task = only_if_held(worker._process_task, worker, delivery)
     if delivery is None:
         return
-    worker._process_task = only_if_held(worker._process_task, worker, delivery)
     signals.worker_shutdown.connect(partial(close_delivery, delivery, worker), weak=False)
     atexit.register(close_delivery, delivery, worker)
     delivery.on.lost = report_lost
     delivery.on.working = is_working
+    delivery.on.stopping = is_stopping
     delivery.on.bury = lambda tag, queue, raw: bury_malformed(hardening, str(worker.hostname), tag, queue, raw)
+
+
+def give_back_unstarted(hardening: Hardening) -> None:
+    """A worker that stops waits for what it runs. What it has not started is for others at once."""
+    if hardening.delivery is not None and hardening.delivery.leases is not None:
+        hardening.delivery.leases.give_back_of(None)
 
 
 def close_delivery(delivery: Delivery, worker: Any, sender: Any = None, **_: Any) -> None:
@@ -46,31 +54,45 @@ def close_delivery(delivery: Delivery, worker: Any, sender: Any = None, **_: Any
         delivery.close()
 
 
-def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery) -> Callable[[Any], Any]:
+def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery | None) -> Callable[[Any], Any]:
     """Wrap the worker's step that hands a request to the pool.
 
     Between its arrival and this moment a request may have lost its lease, or gone back with a
     channel that was closed: then it runs elsewhere, and a start here would be a second one.
+
+    Where the pool has a queue of its own (threads, greenlets) a request counts as started when its
+    body begins (see ``execution.refuse_lost``), not now.
     """
+
+    def leave(request: Any) -> None:
+        state.task_ready(request)
+        release = getattr(worker, "_quick_release", None)
+        if worker.semaphore is not None and release is not None:
+            release()
 
     def process_task(request: Any) -> Any:
         tag = delivery_tag_of(request)
-        if is_ours(tag) and delivery.leases is not None and not delivery.leases.start(tag):
-            logger.info(
-                "%s[%s] is not started: it is not this worker's any more",
-                request.name,
-                request.id,
-                extra={"task": request.name, "task_id": request.id},
-            )
-            state.task_ready(request)
-            release = getattr(worker, "_quick_release", None)
-            if worker.semaphore is not None and release is not None:
-                release()
-            return None
-        properties = request._request_dict.get("properties")
-        if isinstance(properties, dict):
-            properties[HANDED] = time.monotonic()
-        return process(request)
+        if is_ours(tag) and delivery is not None and delivery.leases is not None:
+            begins = worker.pool_cls.uses_semaphore or not request.task.acks_late or request.name.startswith("celery.")
+            if not (delivery.leases.start(tag) if begins else delivery.leases.holds(tag)):
+                logger.info(
+                    "%s[%s] is not started: it is not this worker's any more",
+                    request.name,
+                    request.id,
+                    extra={"task": request.name, "task_id": request.id},
+                )
+                leave(request)
+                return None
+            properties = request._request_dict.get("properties")
+            if isinstance(properties, dict):
+                properties[HANDED] = time.monotonic()
+        try:
+            return process(request)
+        except Exception:
+            # It could not be handed over (its arguments are nested too deeply to pickle): its slot is free.
+            leave(request)
+            forget_job(worker.pool, request.id)
+            raise
 
     return process_task
 
@@ -103,6 +125,11 @@ def is_working() -> bool:
         elif _alive(request.worker_pid):
             return True
     return False
+
+
+def is_stopping() -> bool:
+    """Was this worker told to stop? (An exit code of 0 tells it too.)"""
+    return any(asked is not None and asked is not False for asked in (state.should_stop, state.should_terminate))
 
 
 def _active() -> list[Any]:

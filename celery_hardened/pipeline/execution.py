@@ -26,6 +26,10 @@ class Execution:
         self._wire: Wire | None = unpack(packed) if isinstance(packed, tuple) else None
 
     @property
+    def delivery_tag(self) -> str:
+        return self._wire.delivery_tag if self._wire is not None else ""
+
+    @property
     def fence(self) -> int | None:
         """Number of this delivery, larger than that of every delivery before it from this Redis.
 
@@ -57,18 +61,23 @@ class Execution:
 def refuse_lost(task: Any, hardening: Hardening) -> None:
     """Do not start what runs elsewhere by now.
 
-    A message that was handed to its pool process more than a lease ago (the process was frozen, the
-    machine slept) may have been put back meanwhile. Only then is Redis asked: an ordinary start
-    costs no round trip.
+    In the worker's own process (threads, greenlets, solo) its leases say so. A pool process asks Redis, and only
+    of a message that was handed to it more than a lease ago, because it was frozen or the machine slept:
+    an ordinary start costs no round trip.
 
     Raises:
         celery.exceptions.Ignore: It does run elsewhere. Nothing is recorded of this delivery.
     """
     handed = (task.request.properties or {}).get(HANDED)
-    if handed is None or time.monotonic() - handed < hardening.settings.lease:
+    if handed is None or not task.acks_late:
         return
+    execution = Execution(task)
+    leases = hardening.delivery.leases if hardening.delivery is not None else None
     try:
-        lost = Execution(task).lost
+        if leases is not None and leases.mine:
+            lost = not leases.start(execution.delivery_tag)
+        else:
+            lost = time.monotonic() - handed > hardening.settings.lease and execution.lost
     except StoreUnavailableError as problem:
         logger.warning("%s may run elsewhere too, its lease could not be checked: %s", task.name, problem)
         return

@@ -18,12 +18,12 @@ from billiard.pool import RUN
 def jobs_kept(pool: Any, semaphore: Any) -> Iterator[None]:
     """While Celery cleans up after a lost connection: the jobs of *pool* stay, and their slots stay taken.
 
-    Pools without a ``flush`` keep their jobs anyway.
+    Other pools keep their jobs anyway.
     """
-    flush = getattr(pool, "flush", None)
-    if flush is None:
+    if not hasattr(getattr(pool, "_pool", None), "_active_writers"):
         yield
         return
+    flush = pool.flush
     pool.flush = lambda: _finish_writes(pool._pool)
     try:
         yield
@@ -52,3 +52,12 @@ def _finish_writes(inner: Any) -> None:
         if job is None:
             for _ in writer:
                 pass
+
+
+def forget_job(pool: Any, task_id: str) -> None:
+    """Take a job that could not be written (its arguments cannot be pickled) out of the prefork pool's books."""
+    inner: Any = getattr(pool, "_pool", None)
+    if hasattr(inner, "_active_writers"):
+        for job in list(inner._cache.values()):
+            if getattr(job, "correlation_id", None) == task_id:
+                job.discard()

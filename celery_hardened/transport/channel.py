@@ -251,7 +251,9 @@ class HardenedChannel(_Channel):
         try:
             payload: dict[str, Any] = loads(bytes_to_str(raw))
             mark = payload.pop(MARK, None)
-            properties = payload["properties"]
+            properties, headers = payload["properties"], payload.get("headers")
+            if not isinstance(headers, dict | None):
+                raise TypeError("the headers are no object")
             info = properties.get("delivery_info")
             info = dict(info) if isinstance(info, dict) else {"exchange": "", "routing_key": queue}
             properties["delivery_info"] = info
@@ -263,8 +265,8 @@ class HardenedChannel(_Channel):
             info["queue"] = queue
             if isinstance(mark, dict) and mark.get("redelivered"):
                 info["redelivered"] = True
-                if isinstance(payload.get("headers"), dict):
-                    payload["headers"]["redelivered"] = True
+                if headers is not None:
+                    headers["redelivered"] = True
             if payload.get("body"):
                 payload["body"] = self.decode_body(payload["body"], properties.pop("body_encoding", None))
         except Exception as problem:  # noqa: BLE001 - a message may be broken in any way
@@ -276,9 +278,17 @@ class HardenedChannel(_Channel):
         return payload
 
     def hand_out(self) -> None:
-        """Give what has arrived to its consumers. What a consumer raises goes up; the rest is kept."""
+        """Give what has arrived to its consumers. What a consumer raises goes up; the rest is kept.
+
+        In the solo pool each call lasts as long as a task, and the worker may be told to stop meanwhile.
+        """
         backlog = self._backlog
         while backlog:
+            if self.delivery.on.stopping():
+                tags = [payload["properties"]["delivery_tag"] for payload, _ in backlog]
+                backlog.clear()
+                self.leases.give_back(tags)
+                return
             payload, queue = backlog.popleft()
             self.connection._deliver(payload, queue)
 

@@ -260,6 +260,8 @@ class Fetcher:
         self.state = "idle"
         if connection is not None:
             connection.disconnect()
+            self.client.connection = None
+            self.client.connection_pool.release(connection)
         return brought
 
     @property

@@ -30,13 +30,14 @@ KEEP = 3600.0
 BLOCKED = 1.0
 #: Seconds between two looks for malformed messages that other workers set aside.
 MALFORMED_EVERY = 30.0
+MALFORMED_PAGE = 100
 
 
 def _nothing(*_: object) -> None:
     """What a process does that is no worker."""
 
 
-def _nothing_runs() -> bool:
+def _no() -> bool:
     return False
 
 
@@ -53,8 +54,11 @@ class Callbacks:
     restore: Callable[[str], None] = _nothing
     """Put back a delivery that kombu's own code made and abandoned. May raise ``StoreUnavailableError``."""
 
-    working: Callable[[], bool] = _nothing_runs
+    working: Callable[[], bool] = _no
     """Does a task run that is within its time limit?"""
+
+    stopping: Callable[[], bool] = _no
+    """Was the process told to end?"""
 
     watch: Callable[[], None] = _nothing
     """Called about once a second, after everything else. May raise ``StoreUnavailableError``."""
@@ -131,6 +135,9 @@ class Keeper:
             )
 
     def _send(self) -> None:
+        if self._on.stopping():
+            # A stop may wait for a running task; what did not start need not.
+            self._leases.give_back_of(None)
         self._leases.flush()
         self._leases.send_returns()
 
@@ -164,6 +171,9 @@ class Keeper:
         if not self._leases.malformed and now - self._looked < MALFORMED_EVERY:
             return
         self._leases.malformed, self._looked = False, now
-        for tag, queue, raw in self._leases.scripts.malformed():
+        items = self._leases.scripts.malformed(MALFORMED_PAGE)
+        for tag, queue, raw in items:
             self._on.bury(tag, queue, raw)
             self._leases.scripts.forget_malformed(tag)
+        if len(items) == MALFORMED_PAGE:
+            self._leases.malformed = True

@@ -91,6 +91,11 @@ class Leases:
         if self._pid != os.getpid():
             self._forget()
 
+    @property
+    def mine(self) -> bool:
+        """Does this process hold them, and not the one it was forked from?"""
+        return self._pid == os.getpid()
+
     # --- deliveries ----------------------------------------------------------------------------
 
     def take(self, leases: Iterable[Lease]) -> None:
@@ -176,12 +181,13 @@ class Leases:
                 self._returns.append(_Return(some, started=started, last=last))
         self.send_returns()
 
-    def give_back_of(self, consumer: str) -> int:
-        """A channel closes: what it brought and nobody started goes back, in the old order. How many."""
+    def give_back_of(self, consumer: str | None) -> int:
+        """What one consumer brought, or all of them, and nobody started goes back, in the old order. How many."""
         self._here()
         with self._lock:
-            tags = [one.tag for one in self._held.values() if one.consumer == consumer and not one.started]
-        self.give_back(tags)
+            tags = [one.tag for one in self._held.values() if consumer in (None, one.consumer) and not one.started]
+        if tags:
+            self.give_back(tags)
         return len(tags)
 
     def never_arrived(self, tags: Sequence[str]) -> None:

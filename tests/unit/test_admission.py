@@ -53,7 +53,7 @@ def test_the_least_and_the_most_a_header_may_say() -> None:
         {"eta": "2026-03-01T00:00:00Z"},
         {"eta": "1999-01-01T00:00:00+09:00"},
         {"eta": NOW},
-        {"eta": "0001-01-01T00:00:00+14:00"},
+        {"eta": "0002-01-01T00:00:00+14:00"},
         {"expires": "2999-01-01T00:00:00"},
         {"stamped_headers": ["a"], "stamps": {"a": ["b"]}},
         {"root_id": "r", "parent_id": "p", "group": "g", "shadow": "s"},
@@ -95,6 +95,7 @@ def test_good_headers(changes: dict[str, Any]) -> None:
         ({"eta": 1_700_000_000}, "header 'eta' is of type int, not a time"),
         ({"eta": "soon"}, "header 'eta' is no ISO 8601 time"),
         ({"eta": ""}, "header 'eta' is no ISO 8601 time"),
+        ({"eta": "0001-01-01T00:00:00+23:59"}, "header 'eta' is no ISO 8601 time"),  # Celery cannot convert it
         ({"eta": "2026-13-01T00:00:00"}, "header 'eta' is no ISO 8601 time"),
         ({"eta": (NOW + timedelta(seconds=1001)).isoformat()}, "further away than hardened_max_eta (1000 s)"),
         ({"eta": "9999-12-31T23:59:59-12:00"}, "header 'eta'"),

@@ -46,6 +46,11 @@ class Wire:
 class FakeClient:
     def __init__(self) -> None:
         self.connection: Any = Wire()
+        self.connection_pool = self
+        self.released: list[Wire] = []
+
+    def release(self, connection: Wire) -> None:
+        self.released.append(connection)
 
     def parse_response(self, connection: Wire, command: str) -> Any:
         answer = connection.answers.popleft()
@@ -146,7 +151,7 @@ class Case:
 
     @property
     def wire(self) -> Wire:
-        wire: Wire = self.client.connection
+        wire: Wire = self.client.connection or self.client.released[-1]
         return wire
 
     @property
