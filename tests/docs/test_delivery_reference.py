@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+from kombu.transport.redis import Channel
+
+from celery_hardened.pipeline import reconnect
 from celery_hardened.pipeline.execution import Execution
 from celery_hardened.settings import Settings
-from celery_hardened.transport import channel, delay, fetcher, keeper, policy, watch
+from celery_hardened.transport import channel, delay, fetcher, keeper, policy, scripts, watch
 from celery_hardened.transport.names import DELAYED, LEASED, MARK, Keys, tag
 from tests.support.pages import codes, table, text_of
 
@@ -21,7 +24,7 @@ def test_every_key_of_delivery_is_on_the_page() -> None:
     """All names that ``Keys`` gives, and no other."""
     of = Keys("unacked", "unacked_index", "<prefix>")
     ours = {getattr(of, name) for name, value in vars(Keys).items() if isinstance(value, property)}
-    ours.add(of.own_list("<consumer>", "<queue>"))
+    ours.add(of.own_list("<consumer>", "<list>"))
     assert {codes(row[0])[0] for row in table(KEYS, "Delivery")} == ours
 
 
@@ -71,9 +74,33 @@ def test_numbers_are_those_of_the_code() -> None:
     assert "five more seconds" in PAGE
     assert keeper.SWEEP_EVERY == 1
     assert keeper.MALFORMED_EVERY == 30
-    assert fetcher.POLL == 0.1
-    assert channel.WAITING == 8
     assert delay.THRESHOLD == 1
+
+
+def test_waits_are_those_of_the_code() -> None:
+    """How many, how long, and when a connection counts as dead."""
+    assert (channel.WAITING, channel.RESERVED) == (8, 2)
+    assert "up to eight" in PAGE
+    assert Channel.max_connections == channel.WAITING + channel.RESERVED == 10
+    assert "`max_connections` (10)" in PAGE
+    assert "`max_connections` less two waits" in PAGE
+    assert len(Channel.priority_steps) == 4
+    assert "a list for each priority step: four" in PAGE
+    waits = [row[2] for row in table("explanation/delivery.md", "Fetch and wait")]
+    assert [float(said.split()[0]) for said in waits] == [fetcher.WAIT, fetcher.WAIT_ASIDE]
+    assert fetcher.POLL <= 0.1, "a server looks for the end of waits ten times a second"
+    assert "about ten times a second" in PAGE
+    assert fetcher.OVERDUE == 3
+    assert "three seconds late" in PAGE
+    assert reconnect.LONGEST_WAIT == 3
+    assert "at most three seconds between two tries" in PAGE
+    assert scripts.DOWN == 1
+    assert "fails at once for a second" in PAGE
+    assert keeper.BLOCKED == 1
+    assert "stood still for more than a second" in PAGE
+    assert "pauses <= 3" in (LUA / "sweep.lua").read_text()
+    assert "three times in a row at most" in PAGE
+    assert f"the {keeper.PAGE} entries" in PAGE
 
 
 def test_a_running_task_can_ask_what_the_page_says() -> None:
