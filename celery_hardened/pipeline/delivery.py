@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -38,8 +39,25 @@ def attend(hardening: Hardening, worker: Any) -> None:
     atexit.register(close_delivery, delivery, worker)
     delivery.on.lost = report_lost
     delivery.on.working = is_working
-    delivery.on.stopping = is_stopping
+    delivery.on.stopping = note_stops(worker)
     delivery.on.bury = lambda tag, queue, raw: bury_malformed(hardening, str(worker.hostname), tag, queue, raw)
+
+
+def note_stops(worker: Any) -> Callable[[], bool]:
+    """Tell, from now on, whether *worker* was told to stop.
+
+    A soft shutdown sleeps in the signal handler, and only then does Celery's own state say so.
+    In a handler no more may be done than to take note.
+    """
+    told = threading.Event()
+    wait = worker.wait_for_soft_shutdown
+
+    def wait_for_soft_shutdown() -> Any:
+        told.set()
+        return wait()
+
+    worker.wait_for_soft_shutdown = wait_for_soft_shutdown
+    return lambda: told.is_set() or is_stopping()
 
 
 def give_back_unstarted(hardening: Hardening) -> None:

@@ -27,6 +27,7 @@ class Execution:
 
     @property
     def delivery_tag(self) -> str:
+        """Name of this delivery at the broker; ``""`` for a direct or eager call."""
         return self._wire.delivery_tag if self._wire is not None else ""
 
     @property

@@ -171,7 +171,7 @@ class HardenedChannel(_Channel):
             self._hire()
         fetchers = self._fetchers
         now = time.monotonic()
-        hungry = self.credit() > 0
+        hungry = self.credit() > 0 and not self.delivery.on.stopping()
         if not hungry:
             self._answered = now
         for fetcher in fetchers:

@@ -161,7 +161,7 @@ class Fetcher:
         if state == "waiting":
             if self._answer("BLMOVE") is not None:
                 self._fetch(own=True)
-            elif not self.main and self.channel.credit() > 0:
+            elif not self.main and self.channel.credit() > 0 and time.monotonic() >= self.rests_until:
                 self._wait()
             raise Empty
         answer = self._fetched()
