@@ -38,7 +38,10 @@ def attend(hardening: Hardening, worker: Any) -> None:
     signals.worker_shutdown.connect(partial(close_delivery, delivery, worker), weak=False)
     atexit.register(close_delivery, delivery, worker)
     delivery.on.lost = report_lost
-    delivery.on.working = is_working
+    # solo and threads enforce no time limit: there a task beyond it runs on, and is nobody else's.
+    delivery.on.working = partial(
+        is_working, limits=worker.pool_cls.uses_semaphore or getattr(worker.pool_cls, "is_green", False)
+    )
     delivery.on.stopping = note_stops(worker)
     delivery.on.bury = lambda tag, queue, raw: bury_malformed(hardening, str(worker.hostname), tag, queue, raw)
 
@@ -62,8 +65,8 @@ def note_stops(worker: Any) -> Callable[[], bool]:
 
 def give_back_unstarted(hardening: Hardening) -> None:
     """A worker that stops waits for what it runs. What it has not started is for others at once."""
-    if hardening.delivery is not None and hardening.delivery.leases is not None:
-        hardening.delivery.leases.give_back_of(None)
+    if hardening.delivery is not None:
+        hardening.delivery.give_back_unstarted()
 
 
 def close_delivery(delivery: Delivery, worker: Any, sender: Any = None, **_: Any) -> None:
@@ -90,15 +93,16 @@ def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery 
 
     def process_task(request: Any) -> Any:
         tag = delivery_tag_of(request)
-        if is_ours(tag) and delivery is not None and delivery.leases is not None:
+        if is_ours(tag) and delivery is not None:
             begins = worker.pool_cls.uses_semaphore or not request.task.acks_late or request.name.startswith("celery.")
-            if not (delivery.leases.start(tag) if begins else delivery.leases.holds(tag)):
+            if not (delivery.start(tag) if begins else delivery.holds(tag)):
                 logger.info(
                     "%s[%s] is not started: it is not this worker's any more",
                     request.name,
                     request.id,
                     extra={"task": request.name, "task_id": request.id},
                 )
+                request._message.ack()  # frees its place in the prefetch window; in Redis it is not ours to end
                 leave(request)
                 return None
             properties = request._request_dict.get("properties")
@@ -133,10 +137,10 @@ def report_lost(lease: Lease) -> None:
     )
 
 
-def is_working() -> bool:
+def is_working(*, limits: bool = True) -> bool:
     """Does a task run that is within its time limit, or that has none and whose process lives?"""
     for request in _active():
-        limit = request.time_limits[0] or request.task.time_limit
+        limit = limits and (request.time_limits[0] or request.task.time_limit)
         if limit:
             if time.time() - (request.time_start or time.time()) <= limit:
                 return True

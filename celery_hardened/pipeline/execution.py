@@ -73,10 +73,10 @@ def refuse_lost(task: Any, hardening: Hardening) -> None:
     if handed is None or not task.acks_late:
         return
     execution = Execution(task)
-    leases = hardening.delivery.leases if hardening.delivery is not None else None
+    delivery = hardening.delivery
     try:
-        if leases is not None and leases.mine:
-            lost = not leases.start(execution.delivery_tag)
+        if delivery is not None and delivery.mine:
+            lost = not delivery.start(execution.delivery_tag)
         else:
             lost = time.monotonic() - handed > hardening.settings.lease and execution.lost
     except StoreUnavailableError as problem:

@@ -78,4 +78,4 @@ def _comes_back_unmarked(hardening: Hardening, request: Any) -> bool:
     """Redis delivery puts back what was never started as if it had never been taken."""
     tag = getattr(getattr(request, "_message", None), "delivery_tag", "")
     delivery = hardening.delivery
-    return is_ours(tag) and delivery is not None and delivery.leases is not None and not delivery.leases.started(tag)
+    return is_ours(tag) and delivery is not None and not delivery.started(tag)

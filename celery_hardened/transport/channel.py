@@ -71,7 +71,7 @@ class HardenedChannel(_Channel):
 
     @cached_property
     def leases(self) -> Leases:
-        return self.delivery.leases_of(self)
+        return self.delivery.broker_of(self).leases
 
     @cached_property
     def keys(self) -> Keys:
@@ -89,10 +89,10 @@ class HardenedChannel(_Channel):
 
     def credit(self) -> int:
         """Messages that may be taken now."""
-        if "can_consume" in self.qos.__dict__:  # worker_disable_prefetch has replaced it, and counts by itself
-            return int(bool(self.qos.can_consume()))
-        free = self.qos.can_consume_max_estimate()
         coming = len(self._backlog) + sum(fetcher.asked for fetcher in self._fetchers)
+        if "can_consume" in self.qos.__dict__:  # worker_disable_prefetch has replaced it, and counts by itself
+            return int(not coming and bool(self.qos.can_consume()))
+        free = self.qos.can_consume_max_estimate()
         return min(UNLIMITED if free is None else free, UNLIMITED) - coming
 
     def reserve_numbers(self, count: int) -> int:
@@ -160,7 +160,13 @@ class HardenedChannel(_Channel):
 
         Only in the thread of the loop, which comes to ``pump`` next.
         """
-        return bool(self._fetchers) and not self.closed and self.delivery.in_loop() and bool(self._active_queues)
+        return (
+            bool(self._fetchers)
+            and not self.closed
+            and not self._backlog
+            and self.delivery.in_loop()
+            and bool(self._active_queues)
+        )
 
     def pump(self, poller: Any) -> None:
         """Keep fetchers going. Called at every turn of the loop, before it waits."""
@@ -178,6 +184,8 @@ class HardenedChannel(_Channel):
             if fetcher.state != "idle":
                 if now >= fetcher.due:
                     fetcher.overdue()
+            elif not fetcher.main and fetchers[0].state != "waiting":
+                continue  # while the main one finds messages, a wait would only take them out of their turn
             elif hungry and now >= fetcher.rests_until and poller.connected(self, fetcher):
                 fetcher.start()
         if self.leases.unsent_acks and fetchers[0].state != "fetching":
@@ -203,7 +211,7 @@ class HardenedChannel(_Channel):
                 client = self._create_client(asynchronous=True)
                 self._fetchers.append(Fetcher(self, client, queue, step, main=not self._fetchers))
         self._fetchers[0].main = True
-        self.delivery.consumes(self)
+        self.delivery.broker_of(self).channels.add(self)
         self.answered()
 
     # --- messages ----------------------------------------------------------------------------------
@@ -331,7 +339,10 @@ class HardenedChannel(_Channel):
     def close(self) -> None:
         if not self.closed and self._fetchers:
             for fetcher in self._fetchers:
-                self._register_taken(fetcher.stop(), first=fetcher.first, fence=0)
+                try:
+                    self._register_taken(fetcher.stop(), first=fetcher.first, fence=0)
+                except Exception:  # the rest of the channel has to be closed all the same
+                    logger.exception("a fetcher did not stop in order")
             self.leases.leave([self.own_member(fetcher.awaits) for fetcher in self._fetchers])
             self._backlog.clear()
         super().close()

@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import threading
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
+
+from kombu.utils.url import parse_url
 
 from celery_hardened.redis_connection import client_of
 from celery_hardened.transport.keeper import Callbacks, Keeper
-from celery_hardened.transport.leases import Lease, Leases
+from celery_hardened.transport.leases import Leases
 from celery_hardened.transport.names import Keys
 from celery_hardened.transport.scripts import DeliveryScripts, Layout
 from celery_hardened.transport.watch import Watch
 
 if TYPE_CHECKING:
     from celery_hardened.transport.channel import HardenedChannel
+
+
+#: Host, port, virtual host.
+Address: TypeAlias = "tuple[Any, Any, Any]"
 
 
 class FetchScript:
@@ -29,6 +35,34 @@ class FetchScript:
     def load(self, connection: Any) -> None:
         connection.send_command("SCRIPT", "LOAD", self._source)
         connection.read_response()
+
+
+class Broker:
+    """One Redis that this process takes messages from: its leases, the thread that keeps them, its channels."""
+
+    def __init__(self, scripts: DeliveryScripts, *, lease: float, visibility: float, on: Callbacks) -> None:
+        self.channels: WeakSet[HardenedChannel] = WeakSet()
+        self.leases = Leases(
+            scripts, lease=lease, lost=lambda lease: on.lost(lease), wanted=lambda: self.keeper.start()
+        )
+        self.keeper: Keeper = Keeper(
+            self.leases, visibility=visibility, consuming=lambda: bool(self.consumers()), on=on
+        )
+        watch = Watch(self.consumers, self.leases, silence=lambda: self.keeper.silence, busy=lambda: on.working())
+        self.keeper.watch = watch.look
+        self.keeper.restore = self._restore
+
+    def consumers(self) -> list[HardenedChannel]:
+        return [channel for channel in list(self.channels) if not channel.closed]
+
+    def _restore(self, tag: str) -> None:
+        """Put back a delivery of kombu's own: only a channel knows the bindings of exchanges."""
+        for channel in self.consumers()[:1]:
+            channel.restore_abandoned(tag)
+
+    def close(self) -> None:
+        self.keeper.stop()
+        self.leases.close()
 
 
 class Delivery:
@@ -48,75 +82,88 @@ class Delivery:
         self.max_eta = max_eta
         self.on = Callbacks()
         self.fetch_script = FetchScript()
-        self.leases: Leases | None = None
-        """What this process holds; ``None`` before its first channel consumes."""
-        self._keeper: Keeper | None = None
-        self._channels: WeakSet[HardenedChannel] = WeakSet()
-        self._address: Any = None
+        self._brokers: dict[Address, Broker] = {}
         self._loop = 0
+
+    # --- brokers -----------------------------------------------------------------------------------
 
     def keys_of(self, channel: HardenedChannel) -> Keys:
         prefix = channel.global_keyprefix
         return Keys(prefix + channel.unacked_key, prefix + channel.unacked_index_key, f"{prefix}{self._prefix}")
 
-    def leases_of(self, channel: HardenedChannel) -> Leases:
-        """The leases of this process, reached where *channel* is connected to."""
+    def broker_of(self, channel: HardenedChannel) -> Broker:
+        """Where *channel* is connected to. A connection that failed over to the next of its addresses takes
+        what it holds along."""
         connection = channel.connection.client
         address = (connection.hostname, connection.port, connection.virtual_host)
-        if self.leases is not None and address == self._address:
-            return self.leases
+        found = self._brokers.get(address)
+        if found is not None:
+            return found
         layout = Layout(
             prefix=channel.global_keyprefix, separator=channel.sep, steps=tuple(sorted(channel.priority_steps))
         )
         scripts = DeliveryScripts(client_of(connection, tries=2), channel.keys, layout)
-        self._address = address
-        if self.leases is not None:
-            self.leases.scripts = scripts
-            return self.leases
-        self.leases = Leases(scripts, lease=self._lease, lost=self._lost, wanted=self._keep)
-        self._keeper = keeper = Keeper(
-            self.leases, visibility=channel.visibility_timeout, consuming=lambda: bool(self.consumers()), on=self.on
-        )
-        watch = Watch(self.consumers, self.leases, silence=lambda: keeper.silence, busy=lambda: self.on.working())
-        self.on.watch = watch.look
-        self.on.restore = self._restore
-        return self.leases
+        before = next((one for one in _others(connection) if one in self._brokers), None)
+        if before is not None:
+            found = self._brokers.pop(before)
+            found.leases.scripts = scripts
+        else:
+            found = Broker(scripts, lease=self._lease, visibility=channel.visibility_timeout, on=self.on)
+        self._brokers[address] = found
+        return found
 
-    def _lost(self, lease: Lease) -> None:
-        self.on.lost(lease)
-
-    def _keep(self) -> None:
-        if self._keeper is not None:
-            self._keeper.start()
+    def consumers(self) -> list[HardenedChannel]:
+        """The channels that take messages."""
+        return [channel for broker in list(self._brokers.values()) for channel in broker.consumers()]
 
     def close(self) -> None:
         """The process ends: what it holds goes back. A channel that consumes later starts anew."""
-        keeper, leases = self._keeper, self.leases
-        self._keeper = self.leases = None
-        if keeper is not None and leases is not None:
-            keeper.stop()
-            leases.close()
+        brokers = list(self._brokers.values())
+        self._brokers = {}
+        for broker in brokers:
+            broker.close()
 
-    # --- channels that consume -----------------------------------------------------------------------
+    # --- what is held, wherever it is from -----------------------------------------------------------
 
-    def consumes(self, channel: HardenedChannel) -> None:
-        self._channels.add(channel)
+    @property
+    def mine(self) -> bool:
+        """Does this process hold anything, and not the one it was forked from?"""
+        return any(broker.leases.mine for broker in self._brokers.values())
 
-    def consumers(self) -> list[HardenedChannel]:
-        return [channel for channel in list(self._channels) if not channel.closed]
+    def start(self, tag: str) -> bool:
+        """``Leases.start`` where *tag* is held; ``False`` if it is nowhere."""
+        return any(broker.leases.start(tag) for broker in list(self._brokers.values()) if broker.leases.holds(tag))
 
-    def _restore(self, tag: str) -> None:
-        """Put back a delivery of kombu's own, by kombu's own code: only it knows the bindings of exchanges."""
-        for channel in self.consumers()[:1]:
-            channel.restore_abandoned(tag)
+    def holds(self, tag: str) -> bool:
+        return any(broker.leases.holds(tag) for broker in list(self._brokers.values()))
+
+    def started(self, tag: str) -> bool:
+        """Is it held, and was it handed to the pool?"""
+        return any(broker.leases.started(tag) for broker in list(self._brokers.values()))
+
+    def give_back_unstarted(self) -> None:
+        for broker in list(self._brokers.values()):
+            broker.leases.give_back_of(None)
 
     # --- the loop that consumes --------------------------------------------------------------------
 
     def loop_turned(self) -> None:
         self._loop = threading.get_ident()
-        if self._keeper is not None:
-            self._keeper.loop_turned()
+        for broker in self._brokers.values():
+            broker.keeper.loop_turned()
 
     def in_loop(self) -> bool:
         """Is this the thread, or greenlet, whose loop takes the messages?"""
         return threading.get_ident() == self._loop
+
+
+def _others(connection: Any) -> list[Address]:
+    """The other addresses of a connection's failover list."""
+    found: list[Address] = []
+    for url in connection.alt if len(connection.alt) > 1 else ():
+        try:
+            parts = parse_url(url)
+        except (ValueError, TypeError, AttributeError):
+            continue
+        found.append((parts.get("hostname"), parts.get("port"), parts.get("virtual_host")))
+    return found

@@ -61,15 +61,21 @@ local function marked(message, envelope)
 end
 
 -- End the delivery `tag` and put its message into its queue: where it is taken next, or (last)
--- behind all others. 1 if that was done, 0 if the delivery has ended already.
+-- behind all others. 1 if that was done, 0 if the delivery has ended already, -1 if this user may
+-- not write to that queue: its own workers see to it.
 local function put_back(unacked, index, malformed, layout, tag, mark, last)
     local entry = redis.call('HGET', unacked, tag)
-    redis.call('HDEL', unacked, tag)
-    redis.call('ZREM', index, tag)
     if not entry then
+        redis.call('ZREM', index, tag)
         return 0
     end
     local message, list, envelope = split(layout, entry)
+    local allowed = not message or redis.pcall('LTRIM', list, 0, -1)
+    if type(allowed) == 'table' and allowed.err and string.find(allowed.err, 'access', 1, true) then
+        return -1  -- NOPERM, in all its wordings; asked before anything is changed
+    end
+    redis.call('HDEL', unacked, tag)
+    redis.call('ZREM', index, tag)
     if not message then
         redis.call('HSET', malformed, tag, '""\n' .. entry)
         return 0

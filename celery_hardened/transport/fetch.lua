@@ -96,7 +96,13 @@ if own > 0 then
     take(KEYS[5], own, limit)
 end
 
-for row = 6, #KEYS, queues do
+-- Many lists, as a worker of many queues polls: one command says that all are empty.
+local rows = #KEYS
+if #KEYS > 13 and redis.call('EXISTS', unpack(KEYS, 6)) == 0 then
+    rows = 5
+end
+
+for row = 6, rows, queues do
     if limit <= 0 then
         break
     end

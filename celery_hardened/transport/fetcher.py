@@ -249,8 +249,9 @@ class Fetcher:
         brought: list[tuple[str, bytes]] = []
         connection = self.client.connection
         if self.state == "fetching" and connection is not None:
-            connection._sock.settimeout(OVERDUE)
             try:
+                if connection._sock is not None:
+                    connection._sock.settimeout(OVERDUE)
                 answer = self._fetched() or [0, 0]
             except self.channel.connection_errors:
                 answer = [0, 0]  # noted as never arrived

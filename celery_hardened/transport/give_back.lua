@@ -17,6 +17,6 @@ end
 
 local count = 0
 for i = first, final, step do
-    count = count + put_back(KEYS[1], KEYS[2], KEYS[3], layout, ARGV[i], mark, last)
+    count = count + math.max(0, put_back(KEYS[1], KEYS[2], KEYS[3], layout, ARGV[i], mark, last))
 end
 return count

@@ -22,8 +22,11 @@ SWEEP_GAP = 0.3
 #: Seconds without any sweep after which leases get grace (see sweep.lua).
 PAUSE = 3.0
 GRACE = 5.0
-#: Entries that one sweep looks at. Within one sweep the old order is kept.
-PAGE = 5000
+#: Entries that one sweep looks at: some 30 ms of the server's time. The next page follows at once, after a
+#: pause in which others get their turn, but no longer than a renewal can wait.
+PAGE = 500
+SWEEP_BREATH = 0.02
+SWEEP_LONGEST = 0.3
 #: Seconds that an abandoned consumer's list stays known.
 KEEP = 3600.0
 #: Seconds after which a loop that does not turn counts as held up.
@@ -51,17 +54,11 @@ class Callbacks:
     bury: Callable[[str, str, bytes], None] = _nothing
     """Write the dead letter of an item that is no message: tag, queue, item. May raise ``StoreUnavailableError``."""
 
-    restore: Callable[[str], None] = _nothing
-    """Put back a delivery that kombu's own code made and abandoned. May raise ``StoreUnavailableError``."""
-
     working: Callable[[], bool] = _no
     """Does a task run that is within its time limit?"""
 
     stopping: Callable[[], bool] = _no
     """Was the process told to end?"""
-
-    watch: Callable[[], None] = _nothing
-    """Called about once a second, after everything else. May raise ``StoreUnavailableError``."""
 
 
 class Keeper:
@@ -78,6 +75,10 @@ class Keeper:
         self._consuming = consuming
         self._visibility = visibility
         self._on = on
+        self.restore: Callable[[str], None] = _nothing
+        """Put back a delivery that kombu's own code made and abandoned. May raise ``StoreUnavailableError``."""
+        self.watch: Callable[[], None] = _nothing
+        """Called about once a second, after everything else. May raise ``StoreUnavailableError``."""
         self._swept = self._looked = 0.0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -94,7 +95,8 @@ class Keeper:
 
     def start(self) -> None:
         """Start the thread. It ends with the process, or with ``stop``."""
-        if self._thread is None and not self._stop.is_set():
+        # Not alive: in a process that was forked from the one with the thread.
+        if (self._thread is None or not self._thread.is_alive()) and not self._stop.is_set():
             self._thread = threading.Thread(target=self._run, name="celery-hardened-leases", daemon=True)
             self._thread.start()
 
@@ -111,13 +113,12 @@ class Keeper:
                 self._empty_own_lists,
                 self._sweep,
                 self._bury,
-                self._on.watch,
+                self.watch,
             ):
                 try:
                     chore()
                 except StoreUnavailableError as problem:
                     logger.warning("leases are kept later: %s", problem)
-                    break
                 except Exception:
                     logger.exception("a chore of the lease thread failed")
 
@@ -151,11 +152,19 @@ class Keeper:
         if not self._consuming() or now - self._swept < 0.7 * SWEEP_EVERY:
             return
         self._swept = now
-        expired, due, abandoned = self._leases.scripts.sweep(
+        every = SWEEP_GAP
+        while self._sweep_page(every) and not self._stop.wait(SWEEP_BREATH):
+            every = 0.0
+
+    def _sweep_page(self, every: float) -> bool:
+        """One page; is there another?"""
+        lease = self._leases.lease
+        expired, due, abandoned, more = self._leases.scripts.sweep(
             visibility=self._visibility,
-            every=SWEEP_GAP,
+            every=every,
             pause=PAUSE,
-            grace=min(GRACE, self._leases.lease),
+            # The living renew every third of a lease; they all have to come round once.
+            grace=min(lease, max(GRACE, lease / RENEWALS + 2 * SWEEP_EVERY)),
             page=PAGE,
             keep=KEEP,
         )
@@ -164,7 +173,11 @@ class Keeper:
         if due:
             logger.debug("%s delayed messages are due", due)
         for tag in abandoned:
-            self._on.restore(tag)
+            try:
+                self.restore(tag)
+            except StoreUnavailableError as problem:  # one that cannot go back holds up no other
+                logger.warning("an abandoned delivery stays where it is: %s", problem)
+        return more and time.monotonic() - self._swept < SWEEP_LONGEST
 
     def _bury(self) -> None:
         now = time.monotonic()
@@ -173,7 +186,13 @@ class Keeper:
         self._leases.malformed, self._looked = False, now
         items = self._leases.scripts.malformed(MALFORMED_PAGE)
         for tag, queue, raw in items:
-            self._on.bury(tag, queue, raw)
+            try:
+                self._on.bury(tag, queue, raw)
+            except StoreUnavailableError:
+                raise
+            except Exception:  # one that cannot be buried holds up no other
+                logger.exception("no dead letter for the malformed item %s", tag)
+                continue
             self._leases.scripts.forget_malformed(tag)
         if len(items) == MALFORMED_PAGE:
             self._leases.malformed = True

@@ -186,8 +186,13 @@ class Leases:
         self._here()
         with self._lock:
             tags = [one.tag for one in self._held.values() if consumer in (None, one.consumer) and not one.started]
+            # In the same step: a pool's thread may start one meanwhile.
+            for tag in tags:
+                del self._held[tag]
+            if tags:
+                self._returns.append(_Return(tags, started=False, last=False))
         if tags:
-            self.give_back(tags)
+            self.send_returns()
         return len(tags)
 
     def never_arrived(self, tags: Sequence[str]) -> None:

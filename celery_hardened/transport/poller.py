@@ -38,6 +38,12 @@ class FetchingPoller(MultiChannelPoller):
         else:
             super()._register_BRPOP(channel)
 
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        """Without an event loop acks come from other greenlets, and wake nobody here."""
+        if any(channel.leases_messages and channel.credit() <= 0 for channel in tuple(self._channels)):
+            timeout = 0.05 if timeout is None else min(timeout, 0.05)
+        return super().get(callback, timeout)
+
     def connected(self, channel: HardenedChannel, fetcher: Fetcher) -> bool:
         """Connect *fetcher* if it is not, and listen to it. Raises what the connection raises."""
         if not self._client_registered(channel, fetcher.client, fetcher):

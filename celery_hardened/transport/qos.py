@@ -61,8 +61,8 @@ class HardenedQoS(_QoS):
         for delivery_tag in [one for one in list(self._delivered) if is_ours(one)]:
             self._delivered.pop(delivery_tag, None)
         if self.channel.do_restore:
-            # Not channel.leases: the connection may be closed, and has no address then.
-            leases = self.channel.delivery.leases
+            # Only if it ever took a message: a closed connection has no address to find the leases by.
+            leases = self.channel.__dict__.get("leases")
             returned = leases.give_back_of(self.channel.consumer) if leases is not None else 0
             if returned:
                 logger.info("%s messages that were not started went back to their queues", returned)

@@ -11,6 +11,10 @@
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then
     return 0
 end
+-- A key that is no list, or that this user may not write to, shows here, while nothing has been changed.
+for i = 3, #ARGV, 2 do
+    redis.call('LTRIM', ARGV[i], 0, -1)
+end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 for i = 3, #ARGV, 2 do

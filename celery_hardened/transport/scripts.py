@@ -143,14 +143,15 @@ class DeliveryScripts:
 
     def sweep(
         self, *, visibility: float, every: float, pause: float, grace: float, page: int, keep: float
-    ) -> tuple[int, int, list[str]]:
-        """One sweep: leases that ran out, messages that became due, tags that kombu's own code must restore."""
+    ) -> tuple[int, int, list[str], bool]:
+        """One sweep: leases that ran out, messages that became due, tags of kombu's own that were abandoned, and
+        whether there may be more."""
         of = self.keys
-        expired, due, abandoned = self._sweep(
+        expired, due, abandoned, more = self._sweep(
             keys=[of.unacked, of.index, of.fetching, of.malformed, of.sweep],
             args=[self._layout, visibility, every, pause, grace, page, keep],
         )
-        return int(expired), int(due), [_text(tag) for tag in abandoned]
+        return int(expired), int(due), [_text(tag) for tag in abandoned], bool(more)
 
     def length(self, lists: Sequence[str]) -> int:
         """Messages in queue *lists* together."""

@@ -12,15 +12,19 @@
 -- ARGV[7]   keep        seconds that an abandoned consumer's list stays known: a process that was
 --                       frozen may still put a message there when it wakes
 --
--- returns   { put back after a lease ran out, become due, tags of abandoned deliveries of kombu's own }
+-- returns   { put back after a lease ran out, become due, tags of abandoned deliveries of kombu's own,
+--             1 if there may be more: sweep again at once }
 
 begin(KEYS[2])
 local now = seconds()
 local last = tonumber(redis.call('HGET', KEYS[5], 'at') or 0)
 if math.abs(now - last) < tonumber(ARGV[3]) then
-    return { 0, 0, {} }
+    return { 0, 0, {}, 0 }
 end
 local grace = tonumber(redis.call('HGET', KEYS[5], 'grace') or 0)
+if grace - now > 60 + tonumber(ARGV[5]) then
+    grace = now + tonumber(ARGV[5])  -- the server's clock was set back
+end
 local pauses = 0
 if now - last > tonumber(ARGV[4]) then
     -- Three times in a row at most: where every sweep comes late, leases still have to end.
@@ -33,37 +37,31 @@ local offset = tonumber(redis.call('HGET', KEYS[5], 'offset') or 0)
 
 local layout = layout_of(ARGV[1])
 local page = tonumber(ARGV[6])
-local found = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', score(now), 'WITHSCORES', 'LIMIT', offset, page)
+-- Backwards: what is pushed last is taken first, so the oldest have to go last, over all pages.
+local found = redis.call('ZREVRANGEBYSCORE', KEYS[2], score(now), '-inf', 'WITHSCORES', 'LIMIT', offset, page)
 
-local expired, due, abandoned, left = {}, {}, {}, 0
+local expired, due, abandoned, left = 0, 0, {}, 0
 for i = 1, #found, 2 do
-    local tag = found[i]
+    local tag, done = found[i], -1
     if string.sub(tag, 1, 4) == 'h1d:' then
-        due[#due + 1] = tag
-    elseif string.sub(tag, 1, 3) == 'h1:' then
-        if now >= grace then
-            expired[#expired + 1] = tag
-        else
-            left = left + 1
-        end
-    else
-        left = left + 1
+        done = put_back(KEYS[1], KEYS[2], KEYS[4], layout, tag, false, false)
+        due = due + math.max(0, done)
+    elseif string.sub(tag, 1, 3) ~= 'h1:' then
         if tonumber(found[i + 1]) <= now - tonumber(ARGV[2]) then
             abandoned[#abandoned + 1] = tag
         end
+    elseif now >= grace then
+        done = put_back(KEYS[1], KEYS[2], KEYS[4], layout, tag, true, false)
+        expired = expired + math.max(0, done)
+    end
+    if done < 0 then
+        left = left + 1
     end
 end
 
--- The one pushed last is taken first, so the oldest go last.
-for i = #due, 1, -1 do
-    put_back(KEYS[1], KEYS[2], KEYS[4], layout, due[i], false, false)
-end
-for i = #expired, 1, -1 do
-    put_back(KEYS[1], KEYS[2], KEYS[4], layout, expired[i], true, false)
-end
-
 if now >= grace then
-    local gone = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', score(now), 'LIMIT', 0, page)
+    -- The youngest first: the old ones have been emptied before.
+    local gone = redis.call('ZREVRANGEBYSCORE', KEYS[3], score(now), '-inf', 'LIMIT', 0, 10 * page)
     for _, text in ipairs(gone) do
         empty_own(layout, cjson.decode(text))
     end
@@ -71,7 +69,8 @@ if now >= grace then
 end
 
 -- The next sweep goes on behind what stays, or starts again.
-offset = #found == 2 * page and offset + left or 0
+local more = #found == 2 * page
+offset = more and offset + left or 0
 redis.call('HSET', KEYS[5], 'at', score(now), 'grace', score(grace), 'pauses', pauses, 'offset', offset)
 redis.call('EXPIRE', KEYS[5], 86400)
-return { #expired, #due, abandoned }
+return { expired, due, abandoned, more and 1 or 0 }

@@ -6,8 +6,10 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from celery_hardened.transport.policy import STALLED, Reception, judge_reception
 
@@ -43,10 +45,17 @@ class Watch:
         self._leases = leases
         self._silence = silence
         self._busy = busy
+        self._looked = time.monotonic()
+        self._tried: WeakSet[HardenedChannel] = WeakSet()
 
     def look(self) -> None:
         """Reconnect what is stuck, or end the process. Raises ``StoreUnavailableError``."""
+        now = time.monotonic()
+        stood_still, self._looked = now - self._looked > STALLED / 2, now
         for channel in self._channels():
+            if stood_still:
+                # The whole process did (a frozen container, swap): its loop has to get its turn first.
+                channel.answered()
             idle = channel.idle
             if idle < STALLED or channel.closed:
                 continue
@@ -58,10 +67,11 @@ class Watch:
                 busy=self._silence() >= STALLED and self._busy(),
             )
             verdict = judge_reception(seen)
-            if verdict == "reconnect":
+            if verdict == "reconnect" or (verdict == "exit" and channel not in self._tried):
                 logger.error(
                     "no answer from Redis for %.0f s while %s messages wait: this worker reconnects", idle, seen.waiting
                 )
+                self._tried.add(channel)
                 self._cut(channel)
             elif verdict == "exit":
                 logger.critical(

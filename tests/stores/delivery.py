@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
-from redis import Redis
+from redis import ConnectionPool, Redis
 
 from celery_hardened.transport.names import Keys, tag
 from celery_hardened.transport.scripts import DeliveryScripts, Layout
@@ -57,12 +57,18 @@ class Box:
 
     def __init__(self, client: Redis, unique: str, *, prefix: str = "", steps: tuple[int, ...] = STEPS) -> None:
         self.client: Any = client
+        self.unique = unique
         self.prefix = prefix
         self.steps = steps
         self.keys = Keys(f"{prefix}unacked", f"{prefix}unacked_index", f"{prefix}{unique}")
         self.scripts = DeliveryScripts(client, self.keys, Layout(prefix=prefix, separator=SEPARATOR, steps=steps))
         self._fetch: Any = client.register_script(FETCH)
         self._numbers: dict[str, int] = {}
+
+    def as_user(self, name: str) -> Box:
+        """The same, seen by another user of the server."""
+        options = {**self.client.connection_pool.connection_kwargs, "username": name, "password": "any"}
+        return Box(Redis(connection_pool=ConnectionPool(**options)), self.unique, prefix=self.prefix, steps=self.steps)
 
     # --- queues ----------------------------------------------------------------------------------
 
@@ -123,10 +129,10 @@ class Box:
         return json.dumps([self.keys.own_list(consumer, queue), queue])
 
     def sweep(self, *, pause: float = 1e12, grace: float = 0.0, every: float = 0.0, page: int = 1000) -> Any:
-        """By default without grace, however long ago the last one was."""
+        """By default without grace, however long ago the last one was. Whether there is more is left out."""
         return self.scripts.sweep(
             visibility=VISIBILITY, every=every, pause=pause, grace=grace, page=page, keep=VISIBILITY
-        )
+        )[:3]
 
     def expire(self, *tags: str) -> None:
         """Let their time be up: at the time of the oldest first, as they are named."""

@@ -111,7 +111,7 @@ def test_what_was_started_stays_leased(make: Callable[..., Side], box: Box) -> N
     side.consume("q")
     box.put("q", message(1), message(2))
     one, _ = side.drain(2)
-    leases = side.delivery.leases
+    leases = side.delivery.consumers()[0].leases
     assert leases is not None
     assert leases.start(one.delivery_tag)
     side.connection.close()
