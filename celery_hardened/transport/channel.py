@@ -190,8 +190,7 @@ class HardenedChannel(_Channel):
                 fetcher.start()
         if self.leases.unsent_acks and fetchers[0].state != "fetching":
             # No fetch is due that could take them along.
-            self.leases.flush()
-            if self.leases.unsent_acks:
+            if not self.leases.flush():
                 raise RedisConnectionError("Redis does not take acknowledgements")
 
     def _hire(self) -> None:

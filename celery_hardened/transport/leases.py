@@ -159,16 +159,18 @@ class Leases:
         with self._lock:
             self._acks.extendleft(reversed(tags))
 
-    def flush(self) -> None:
-        """Send all acks now. What cannot be sent stays, leased, and is sent later."""
+    def flush(self) -> bool:
+        """Send all acks now. ``False``: they cannot be sent, stay leased, and are sent later."""
         tags = self.riding(len(self._acks))
         if not tags:
-            return
+            return True
         try:
             self.scripts.end(tags)
         except StoreUnavailableError as problem:
             self.unsent(tags)
             logger.warning("%s acknowledgements are sent later: %s", len(tags), problem)
+            return False
+        return True
 
     def give_back(self, tags: Sequence[str], *, last: bool = False) -> None:
         """End deliveries; others may take their messages. What cannot be sent now is sent later."""
