@@ -107,7 +107,7 @@ def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery 
                 return None
             properties = request._request_dict.get("properties")
             if isinstance(properties, dict):
-                properties[HANDED] = time.monotonic()
+                properties[HANDED] = (os.getpid(), time.monotonic())
         try:
             return process(request)
         except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -69,15 +70,16 @@ def refuse_lost(task: Any, hardening: Hardening) -> None:
     Raises:
         celery.exceptions.Ignore: It does run elsewhere. Nothing is recorded of this delivery.
     """
-    handed = (task.request.properties or {}).get(HANDED)
-    if handed is None or not task.acks_late:
+    process, handed = (task.request.properties or {}).get(HANDED) or (None, 0.0)
+    if process is None or not task.acks_late:
         return
     execution = Execution(task)
     delivery = hardening.delivery
     try:
-        if delivery is not None and delivery.mine:
-            lost = not delivery.start(execution.delivery_tag)
+        if process == os.getpid():
+            lost = delivery is not None and not delivery.start(execution.delivery_tag)
         else:
+            # A pool process may hold messages too, of a task that consumes; this one is its worker's.
             lost = time.monotonic() - handed > hardening.settings.lease and execution.lost
     except StoreUnavailableError as problem:
         logger.warning("%s may run elsewhere too, its lease could not be checked: %s", task.name, problem)

@@ -30,7 +30,7 @@ WIRE = "hardened_wire"
 START = "hardened_start"
 ALONE = "hardened_alone"
 
-#: Likewise: when the parent handed it over (``time.monotonic()``, one clock for the processes of a machine).
+#: Likewise: which process handed it over, and when (``time.monotonic()``, one clock for all of a machine).
 HANDED = "hardened_handed"
 
 

@@ -188,10 +188,9 @@ class HardenedChannel(_Channel):
                 continue  # while the main one finds messages, a wait would only take them out of their turn
             elif hungry and now >= fetcher.rests_until and poller.connected(self, fetcher):
                 fetcher.start()
-        if self.leases.unsent_acks and fetchers[0].state != "fetching":
-            # No fetch is due that could take them along.
-            if not self.leases.flush():
-                raise RedisConnectionError("Redis does not take acknowledgements")
+        # With no fetch under way, none is due that could take acks along.
+        if self.leases.unsent_acks and fetchers[0].state != "fetching" and not self.leases.flush():
+            raise RedisConnectionError("Redis does not take acknowledgements")
 
     def _hire(self) -> None:
         """A fetcher for each list that is waited on, the main one first."""

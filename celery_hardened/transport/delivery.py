@@ -125,11 +125,6 @@ class Delivery:
 
     # --- what is held, wherever it is from -----------------------------------------------------------
 
-    @property
-    def mine(self) -> bool:
-        """Does this process hold anything, and not the one it was forked from?"""
-        return any(broker.leases.mine for broker in self._brokers.values())
-
     def start(self, tag: str) -> bool:
         """``Leases.start`` where *tag* is held; ``False`` if it is nowhere."""
         return any(broker.leases.start(tag) for broker in list(self._brokers.values()) if broker.leases.holds(tag))

@@ -91,11 +91,6 @@ class Leases:
         if self._pid != os.getpid():
             self._forget()
 
-    @property
-    def mine(self) -> bool:
-        """Does this process hold them, and not the one it was forked from?"""
-        return self._pid == os.getpid()
-
     # --- deliveries ----------------------------------------------------------------------------
 
     def take(self, leases: Iterable[Lease]) -> None:

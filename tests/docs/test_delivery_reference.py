@@ -71,7 +71,10 @@ def test_numbers_are_those_of_the_code() -> None:
     assert "exit code 75" in text_of("reference/errors.md")
     assert (keeper.PAUSE, keeper.GRACE) == (3, 5)
     assert "nobody has swept for three seconds" in PAGE
-    assert "five more seconds" in PAGE
+    assert min(30, max(keeper.GRACE, 30 / policy.RENEWALS + 2 * keeper.SWEEP_EVERY)) == 12
+    assert "a third of a lease and two seconds, but five seconds at least, and one lease at most" in PAGE
+    for page in (PAGE, text_of("explanation/guarantees.md"), text_of("explanation/failure-modes.md")):
+        assert "twelve seconds by default" in page
     assert keeper.SWEEP_EVERY == 1
     assert keeper.MALFORMED_EVERY == 30
     assert delay.THRESHOLD == 1
@@ -100,7 +103,10 @@ def test_waits_are_those_of_the_code() -> None:
     assert "stood still for more than a second" in PAGE
     assert "pauses <= 3" in (LUA / "sweep.lua").read_text()
     assert "three times in a row at most" in PAGE
-    assert f"the {keeper.PAGE} entries" in PAGE
+    assert f"{keeper.PAGE} entries at a time" in PAGE
+    assert f"for {keeper.SWEEP_LONGEST} s at most" in PAGE
+    assert "#KEYS > 13" in (LUA / "fetch.lua").read_text(), "five keys, and more than eight lists"
+    assert "Of more than eight lists" in PAGE
 
 
 def test_a_running_task_can_ask_what_the_page_says() -> None:

@@ -84,3 +84,38 @@ def test_a_run_learns_that_its_lease_is_gone(
         client.zrem("unacked_index", *mine)
         client.hdel("unacked", *mine)
     assert result.get(timeout=60) == "lost"
+
+
+CONSUMER = (
+    APP
+    + """
+
+from kombu import Queue
+
+
+@app.task(base=HardenedTask)
+def take_one(name):
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        queue = Queue(name)(channel)
+        queue.declare()
+        channel.basic_publish(channel.prepare_message("hello"), exchange="", routing_key=name)
+        got = []
+        with connection.Consumer([queue], callbacks=[lambda body, message: (got.append(body), message.ack())]):
+            connection.drain_events(timeout=30)
+        queue.delete()
+        return got
+"""
+)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_task_that_takes_messages_itself(
+    start_worker: StartWorker, load_project: LoadProject, environment: dict[str, str], pool: str
+) -> None:
+    """A body may consume through the app's own connection; tasks after it start as before."""
+    start_worker(CONSUMER, concurrency=1, pool=pool)
+    project = load_project(CONSUMER)
+    for turn in range(3):
+        assert project.take_one.delay(f"{environment['QUEUE']}-{turn}").get(timeout=60) == ["hello"]
+        assert project.look.delay().get(timeout=60)[1] is False
