@@ -71,7 +71,7 @@ local function put_back(unacked, index, malformed, layout, tag, mark, last)
     end
     local message, list, envelope = split(layout, entry)
     local allowed = not message or redis.pcall('LTRIM', list, 0, -1)
-    if type(allowed) == 'table' and allowed.err and string.find(allowed.err, 'access', 1, true) then
+    if type(allowed) == 'table' and allowed.err and not string.find(allowed.err, 'WRONGTYPE', 1, true) then
         return -1  -- NOPERM, in all its wordings; asked before anything is changed
     end
     redis.call('HDEL', unacked, tag)
