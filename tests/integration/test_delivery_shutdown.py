@@ -26,13 +26,13 @@ pytestmark = [
 ]
 
 LEASE = 3.0
-LONG = 3 * LEASE + 1
+LONG = 5 * LEASE + 1
 """Seconds of the task that runs when the worker is told to stop."""
 
 HELD = ["a", "b", "c"]
 """What it has taken beside that."""
 
-AT_ONCE = 5.0
+AT_ONCE = 10.0
 """Seconds from the signal to the start of these elsewhere that a test allows; meant is less than one."""
 
 
@@ -82,7 +82,7 @@ def test_warm_shutdown(
     pool: str, start_worker: StartWorker, load_project: LoadProject, broker: Broker, out: Path
 ) -> None:
     """
-    SIGTERM: the running task, three leases long, ends where it is and starts nowhere else; what was held
+    SIGTERM: the running task, five leases long, ends where it is and starts nowhere else; what was held
     goes back in its old order, before what was queued behind it, runs elsewhere at once and is not marked.
     """
     scene = Scene(start_worker, load_project, broker, out, pool=pool)
@@ -145,7 +145,7 @@ def test_order_of_what_is_given_back(
 
 def test_soft_shutdown(start_worker: StartWorker, load_project: LoadProject, broker: Broker, out: Path) -> None:
     """
-    A soft shutdown waits for the running task, three leases long, and starts it nowhere else; what was
+    A soft shutdown waits for the running task, five leases long, and starts it nowhere else; what was
     held runs elsewhere at once and unmarked.
     """
     scene = Scene(
