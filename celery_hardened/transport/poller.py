@@ -19,6 +19,25 @@ class FetchingPoller(MultiChannelPoller):
     messages that are leased already, so they are handed out and counted.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._listening: set[int] = set()
+
+    @property
+    def fds(self) -> dict[int, Any]:
+        """What the event loop has to begin to listen to.
+
+        kombu names all at every turn of the loop, which with a connection for each wait costs more than
+        anything else it does. A fetcher's is named once.
+        """
+        fresh = {fd: found for fd, found in self._fd_to_chan.items() if fd not in self._listening}
+        self._listening.update(fd for fd, (_, kind) in fresh.items() if isinstance(kind, Fetcher))
+        return fresh
+
+    def _register(self, channel: HardenedChannel, client: Any, kind: Any) -> None:
+        super()._register(channel, client, kind)
+        self._listening.discard(client.connection._sock.fileno())
+
     def on_poll_start(self) -> None:
         for channel in tuple(self._channels):
             if channel.leases_messages:
