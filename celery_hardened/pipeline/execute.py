@@ -2,8 +2,7 @@
 
 ::
 
-    1. lost?      what waited in a frozen process for longer than its lease runs elsewhere;
-       twin?      a redrive killed half-way may have sent two messages: one runs
+    1. lost?      it runs elsewhere by now · twin? a redrive killed half-way may have sent two: one runs
     2. poison?    a suspect's start is written down, or it is not started at all
     3. body
     4. failed:    retry · dead letter
