@@ -314,7 +314,7 @@ class HardenedChannel(_Channel):
             with answered("looking up bindings"):
                 queues = self._lookup(exchange, routing_key)
             copies = [(self.whole(self.list_name(queue, priority)), dumps(payload)) for queue in queues]
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             copies = []
         if not copies:
             scripts.set_aside(delivery_tag, "", raw)

@@ -80,6 +80,7 @@ class Keeper:
         self.watch: Callable[[], None] = _nothing
         """Called about once a second, after everything else. May raise ``StoreUnavailableError``."""
         self._swept = self._looked = 0.0
+        self._unburied: set[str] = set()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._loop_turned = time.monotonic()
@@ -175,7 +176,7 @@ class Keeper:
         for tag in abandoned:
             try:
                 self.restore(tag)
-            except StoreUnavailableError as problem:  # one that cannot go back holds up no other
+            except Exception as problem:  # noqa: BLE001 - one that cannot go back holds up no other
                 logger.warning("an abandoned delivery stays where it is: %s", problem)
         return more and time.monotonic() - self._swept < SWEEP_LONGEST
 
@@ -183,8 +184,11 @@ class Keeper:
         now = time.monotonic()
         if not self._leases.malformed and now - self._looked < MALFORMED_EVERY:
             return
-        self._leases.malformed, self._looked = False, now
-        items = self._leases.scripts.malformed(MALFORMED_PAGE)
+        if now - self._looked >= MALFORMED_EVERY:
+            self._looked = now
+            self._unburied.clear()
+        self._leases.malformed = False
+        items = self._leases.scripts.malformed(MALFORMED_PAGE, but=self._unburied)
         for tag, queue, raw in items:
             try:
                 self._on.bury(tag, queue, raw)
@@ -192,6 +196,7 @@ class Keeper:
                 raise
             except Exception:  # one that cannot be buried holds up no other
                 logger.exception("no dead letter for the malformed item %s", tag)
+                self._unburied.add(tag)
                 continue
             self._leases.scripts.forget_malformed(tag)
         if len(items) == MALFORMED_PAGE:

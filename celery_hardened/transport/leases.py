@@ -257,17 +257,19 @@ class Leases:
         with self._lock:
             tags = list(only) if only is not None else [*self._held, *self._acks]
             lists = sorted(self._lists)
+        asked = time.monotonic()  # not when the answer came: this process may stand still meanwhile
         gone = self.scripts.renew(tags, lists=lists, lease=self.lease)
-        if only is None:
-            self.renewed = time.monotonic()
-        for tag in gone:
-            with self._lock:
-                lease = self._held.pop(tag, None)
-            # No lease: it was acked between the list and the script.
-            if lease is not None and lease.started:
+        with self._lock:
+            # In one step: between them, a start would believe that what is lost is fresh. What was acked
+            # between the list and the script is no lease any more.
+            lost = [lease for tag in gone if (lease := self._held.pop(tag, None)) is not None]
+            if only is None:
+                self.renewed = asked
+        for lease in lost:
+            if lease.started:
                 self._lost(lease)
-            elif lease is not None:
-                logger.info("%s was put back by somebody else before it started here", tag)
+            else:
+                logger.info("%s was put back by somebody else before it started here", lease.tag)
 
     def send_returns(self) -> None:
         """Give back what is to go back. What cannot be sent is sent later."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -130,10 +130,11 @@ class DeliveryScripts:
         """Keep what could not be read; see ``Keys.malformed``."""
         self._aside(keys=[self.keys.unacked, self.keys.index, self.keys.malformed], args=[tag, json.dumps(queue), raw])
 
-    def malformed(self, limit: int = 100) -> list[tuple[str, str, bytes]]:
-        """Items set aside and not yet buried: tag, queue, raw item."""
+    def malformed(self, limit: int = 100, *, but: Collection[str] = ()) -> list[tuple[str, str, bytes]]:
+        """Items set aside and not yet buried, save those under tags in *but*: tag, queue, raw item."""
         with answered("reading malformed messages"):
-            found = list(islice(self.client.hscan_iter(self.keys.malformed, count=limit), limit))
+            items = self.client.hscan_iter(self.keys.malformed, count=limit)
+            found = list(islice((item for item in items if _text(item[0]) not in but), limit))
         return [_unpack(tag, value) for tag, value in found]
 
     def forget_malformed(self, tag: str) -> None:

@@ -9,9 +9,9 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
-from celery_hardened.transport.policy import STALLED, Reception, judge_reception
+from celery_hardened.transport.policy import GIVE_UP, STALLED, Reception, judge_reception
 
 if TYPE_CHECKING:
     from celery_hardened.transport.channel import HardenedChannel
@@ -46,12 +46,15 @@ class Watch:
         self._silence = silence
         self._busy = busy
         self._looked = time.monotonic()
-        self._tried: WeakSet[HardenedChannel] = WeakSet()
+        self._cut_at: WeakKeyDictionary[HardenedChannel, float] = WeakKeyDictionary()
+        self._calm = 0
 
     def look(self) -> None:
         """Reconnect what is stuck, or end the process. Raises ``StoreUnavailableError``."""
         now = time.monotonic()
         stood_still, self._looked = now - self._looked > STALLED / 2, now
+        # Twice in a row: a look may fall between two tasks of the solo pool.
+        self._calm = 0 if self._busy() else self._calm + 1
         for channel in self._channels():
             if stood_still:
                 # The whole process did (a frozen container, swap): its loop has to get its turn first.
@@ -64,14 +67,16 @@ class Watch:
                 idle=idle,
                 waiting=self._leases.scripts.length(lists),
                 hungry=bool(lists) and channel.credit() > 0,
-                busy=self._silence() >= STALLED and self._busy(),
+                busy=self._silence() >= STALLED and self._calm < 2,
             )
             verdict = judge_reception(seen)
-            if verdict == "reconnect" or (verdict == "exit" and channel not in self._tried):
+            if verdict == "exit" and now - self._cut_at.get(channel, now) < GIVE_UP:
+                verdict = "reconnect"
+            if verdict == "reconnect":
                 logger.error(
                     "no answer from Redis for %.0f s while %s messages wait: this worker reconnects", idle, seen.waiting
                 )
-                self._tried.add(channel)
+                self._cut_at.setdefault(channel, now)
                 self._cut(channel)
             elif verdict == "exit":
                 logger.critical(

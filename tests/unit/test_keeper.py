@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -53,9 +53,9 @@ class FakeScripts:
         self._clock.time += self.takes
         return self.pages.pop(0) if self.pages else NOTHING
 
-    def malformed(self, limit: int) -> list[Item]:
+    def malformed(self, limit: int, *, but: Collection[str] = ()) -> list[Item]:
         self.looks += 1
-        return self.items[:limit]
+        return [item for item in self.items if item[0] not in but][:limit]
 
     def forget_malformed(self, tag: str) -> None:
         self.items = [item for item in self.items if item[0] != tag]
@@ -385,6 +385,15 @@ def test_an_item_that_cannot_be_buried_holds_up_no_other(kept: Kept, caplog: pyt
     kept.keeper._bury()
     assert kept.buried == ["t0", "t2", "t1"]
     assert kept.leases.scripts.items == []
+
+
+def test_a_page_that_cannot_be_buried_holds_up_no_other(kept: Kept) -> None:
+    """However many they are: the next look passes over them."""
+    kept.leases.scripts.items = items(MALFORMED_PAGE + 1)
+    kept.refused = {f"t{n}": ValueError("odd") for n in range(MALFORMED_PAGE)}
+    for _ in range(2):
+        kept.keeper._bury()
+    assert kept.buried == [f"t{MALFORMED_PAGE}"]
 
 
 def test_nothing_is_forgotten_while_no_letter_can_be_written(kept: Kept) -> None:

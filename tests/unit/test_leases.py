@@ -62,13 +62,18 @@ class Book:
     def __init__(self) -> None:
         self.scripts = FakeScripts()
         self.lost: list[str] = []
+        self.on_loss: Callable[[], object] = lambda: None
         self.wanted = 0
         self.leases = Leases(
             self.scripts,  # type: ignore[arg-type]
             lease=30.0,
-            lost=lambda lease: self.lost.append(lease.tag),
+            lost=self._lost,
             wanted=self._wanted,
         )
+
+    def _lost(self, lease: Lease) -> None:
+        self.lost.append(lease.tag)
+        self.on_loss()
 
     def _wanted(self) -> None:
         self.wanted += 1
@@ -329,6 +334,26 @@ def test_a_renewal_that_failed_is_none(clock: SimpleNamespace, book: Book) -> No
         book.leases.renew()
     assert book.leases.renewed < clock.time
     assert book.leases.holds("a")
+
+
+def test_all_losses_of_a_renewal_happen_at_once(book: Book) -> None:
+    """While the first is told, the second may not start any more."""
+    book.take("a", "b")
+    book.leases.start("a")
+    book.scripts.gone = {"a", "b"}
+    starts: list[bool] = []
+    book.on_loss = lambda: starts.append(book.leases.start("b"))
+    book.leases.renew()
+    assert (book.lost, starts) == (["a"], [False])
+
+
+def test_a_renewal_counts_from_when_it_was_asked(book: Book, clock: SimpleNamespace) -> None:
+    """A process that stands still until its answer comes does not take old leases for fresh."""
+    book.take("a")
+    book.scripts.before = lambda: setattr(clock, "time", clock.time + 100)
+    book.leases.renew()
+    book.scripts.gone = {"a"}
+    assert not book.leases.start("a")
 
 
 def test_a_lost_lease_is_told(book: Book) -> None:
