@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 Address: TypeAlias = "tuple[Any, Any, Any]"
 
 
+#: Name of the script that takes messages.
+FETCH = "fetch"
+
+
 class FetchScript:
     """The fetch script on a consumer's own connection, where no client can see to it."""
 
     def __init__(self) -> None:
-        self._source = resources.files(str(__package__)).joinpath("fetch.lua").read_text("utf-8")
+        self._source = resources.files(str(__package__)).joinpath(f"{FETCH}.lua").read_text("utf-8")
         self.sha = hashlib.sha1(self._source.encode()).hexdigest()  # noqa: S324 - EVALSHA's own name for it
 
     def load(self, connection: Any) -> None:

@@ -1,4 +1,4 @@
--- Shared by the scripts that put messages back. Not a script of its own.
+-- entries: what the steps that put messages back share. It goes before the step's own file.
 --
 -- An entry of `unacked` of ours is the text  [<message>, "", <queue as JSON>].  The message
 -- is cut out of it and never encoded again: cjson would turn [] into {} and round long integers.

@@ -83,6 +83,7 @@ class Keeper:
         self._unburied: set[str] = set()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._dice = random.Random()  # its own: a task's body may have seeded the common one
         self._loop_turned = time.monotonic()
 
     def loop_turned(self) -> None:
@@ -107,7 +108,7 @@ class Keeper:
     def _run(self) -> None:
         pause = min(SWEEP_EVERY, self._leases.lease / (2 * RENEWALS))
         # Jitter spreads the sweeps of many workers.
-        while not self._stop.wait(pause * random.uniform(0.8, 1.2)):
+        while not self._stop.wait(pause * self._dice.uniform(0.8, 1.2)):
             for chore in (
                 self._renew,
                 self._send,
