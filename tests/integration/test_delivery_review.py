@@ -58,7 +58,7 @@ def test_refused_starts_free_their_places(
     job = getattr(project, task)
     # Acked early, the running one takes none of the four places.
     held = [f"held-{n}" for n in range(4 if task == "early" else 3)]
-    job.delay("runs", 5.0)
+    job.delay("runs", 12.0)
     until(lambda: starts(out, "runs"), what="one to run")
     taken = [job.delay(order) for order in held]
     until(lambda: len(book.leased()) == 4, what="four to be leased")
