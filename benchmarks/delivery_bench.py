@@ -163,6 +163,7 @@ class Bench:
         pool: str = "prefork",
         concurrency: int = 2,
         queues: Sequence[str] | None = None,
+        loglevel: str = "WARNING",
     ) -> WorkerProcess:
         """A started worker, which tells its notes as *who*; not yet ready."""
         self._started += 1
@@ -174,7 +175,7 @@ class Bench:
             concurrency=concurrency,
             queues=queues,
             env=self.environment(who, conf),
-            args=["--without-heartbeat", "--loglevel", "WARNING"],
+            args=["--without-heartbeat", "--loglevel", loglevel],
         )
         worker.start()
         return worker

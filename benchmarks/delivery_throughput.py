@@ -29,10 +29,10 @@ _LOOK = 0.02
 class Emptying:
     """A worker that empties a full queue, seen from outside."""
 
-    def __init__(self, url: str, worker: WorkerProcess) -> None:
+    def __init__(self, url: str, worker: WorkerProcess, *, within: float = _WITHIN) -> None:
         self.client = Redis.from_url(url, single_connection_client=True)
         self.worker = worker
-        self._deadline = time.monotonic() + _WITHIN
+        self._deadline = time.monotonic() + within
         self._looks = 0
 
     def left(self) -> int:

@@ -14,8 +14,14 @@ from celery.utils.imports import symbol_by_name
 
 from celery_hardened.errors import ConfigurationError
 from celery_hardened.hardening import Hardening, Level
+from celery_hardened.logs.logger import tolerate_factories
+from celery_hardened.pipeline.celery_lines import drop_celery_lines
+from celery_hardened.pipeline.claim import check_idempotent, open_claims
 from celery_hardened.pipeline.publish import stamp_publishes
+from celery_hardened.pipeline.results import tell_unsent
 from celery_hardened.pipeline.retry import policy_of
+from celery_hardened.pipeline.send import harden_sending
+from celery_hardened.pipeline.task_log import ours as task_logs_are_ours
 from celery_hardened.preset import lay_app_wide
 from celery_hardened.task import HardenedTask, on_leaf, without_celery_autoretry
 from celery_hardened.transport.install import install as install_delivery
@@ -65,9 +71,14 @@ def harden(app: AppT, *, tasks: Level = "hardened") -> AppT:
     hardening.attach()
     _lay_preset(hardening)
     stamp_publishes(app, settle=lambda: hardening.settings)
+    harden_sending(app, hardening)
+    tell_unsent(app)
     install_delivery(app, lambda: hardening.delivery)
     _adopt_tasks(hardening)
     _adopt_worker(hardening)
+    _adopt_beat(hardening)
+    tolerate_factories()
+    drop_celery_lines()
     _survive_pickling(hardening)
     return app
 
@@ -167,8 +178,13 @@ def _adopt_worker(hardening: Hardening) -> None:
 
         def __init__(self, worker: Any, **options: Any) -> None:
             super().__init__(worker, **options)
+            from celery_hardened.pipeline import stopping
+            from celery_hardened.pipeline.attendance import attend_roll
             from celery_hardened.pipeline.consumer import compose_consumer
             from celery_hardened.pipeline.delivery import attend
+            from celery_hardened.pipeline.gc_freeze import freeze_worker
+            from celery_hardened.pipeline.serving import serve_worker
+            from celery_hardened.pipeline.worker_metrics import count_worker
 
             # A mistake in a setting or a policy stops the worker here, not the first task that fails.
             hardening.prepare()
@@ -176,8 +192,15 @@ def _adopt_worker(hardening: Hardening) -> None:
                 if getattr(task, "is_hardened", False) and not hardening.settings.observe:
                     without_celery_autoretry(task)
                     policy_of(task, hardening)
+                check_idempotent(task, hardening)
+                open_claims(task, hardening)
             worker.consumer_cls = compose_consumer(symbol_by_name(worker.consumer_cls))
             attend(hardening, worker)
+            count_worker(hardening, worker)
+            stopping.watch(worker)
+            serve_worker(hardening, worker)
+            attend_roll(hardening, worker)
+            freeze_worker(hardening.settings, worker)
 
     def on_worker_ready(sender: Any, **_: Any) -> None:
         if sender.app is app:
@@ -185,6 +208,18 @@ def _adopt_worker(hardening: Hardening) -> None:
 
     app.steps["worker"].add(Adoption)
     signals.worker_ready.connect(on_worker_ready, weak=False)
+
+
+def _adopt_beat(hardening: Hardening) -> None:
+    """Let each beat of this app answer for its metrics and health."""
+
+    def on_beat_init(sender: Any, **_: Any) -> None:
+        if sender.app is hardening.app:
+            from celery_hardened.pipeline.serving import serve_beat
+
+            serve_beat(hardening, sender)
+
+    signals.beat_init.connect(on_beat_init, weak=False)
 
 
 def describe_changes(hardening: Hardening) -> str:
@@ -196,8 +231,8 @@ def describe_changes(hardening: Hardening) -> str:
     return (
         f"celery_hardened: {mode}{hardened} tasks hardened, {len(ours) - hardened} contained; app-wide settings "
         f"you had not set: {changed}; hardened tasks besides, where they do not say otherwise: "
-        f"{_per_task(hardening)}. Every effect and its off switch: 'What changes on the day you add the line' "
-        f"in the documentation"
+        f"{_per_task(hardening)}; {_logs(hardening)}. "
+        f"Every effect and its off switch: 'What changes on the day you add the line' in the documentation"
     )
 
 
@@ -207,6 +242,12 @@ def _per_task(hardening: Hardening) -> str:
         f"acks_late, reject_on_worker_lost, time limits {of.soft_time_limit}/{of.time_limit} s, "
         f"{of.max_retries} retries of transient errors"
     )
+
+
+def _logs(hardening: Hardening) -> str:
+    if not task_logs_are_ours(hardening):
+        return "Celery's own lines about tasks"
+    return "lines about tasks by celery_hardened.task in place of Celery's (hardened_task_logs)"
 
 
 def _brief(value: Any) -> str:

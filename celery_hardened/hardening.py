@@ -23,8 +23,11 @@ from celery import Celery
 from celery_hardened.dead_letter.contract import DeadLetterStore, Query, Retention, StoredLetter
 from celery_hardened.dead_letter.letter import DeadLetter
 from celery_hardened.dead_letter.memory import InMemoryDeadLetterStore
+from celery_hardened.effect_stores import EffectStores
 from celery_hardened.errors import ConfigurationError
 from celery_hardened.marks import Marks
+from celery_hardened.metrics.metrics import Metrics
+from celery_hardened.metrics.registry import CAPS
 from celery_hardened.poison.contract import DeathStore, work_id
 from celery_hardened.poison.memory import InMemoryDeathStore
 from celery_hardened.settings import Settings
@@ -101,9 +104,23 @@ class Hardening:
         if settings.observe:
             return  # queues that are quorum already must be declared as such; nothing is taken out of them
         into = DrainInto(
-            store=lambda: self.dead_letters, recorded_deaths=self.recorded_deaths, version=lambda: self.version
+            store=lambda: self.dead_letters,
+            recorded_deaths=self.recorded_deaths,
+            version=lambda: self.version,
+            is_kept=self._is_kept,
         )
         self.app.steps["consumer"].add(drain_step(into))
+
+    def _is_kept(self, letter: DeadLetter, new: bool) -> None:
+        from celery_hardened.pipeline.letters import is_kept
+
+        is_kept(self, letter, new=new)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """What happens in this process is counted here; see ``Metrics``."""
+        caps = {**CAPS, "task": self.settings.metrics_max_tasks}
+        return Metrics(on=self.settings.metrics, caps=caps)
 
     @cached_property
     def redis(self) -> Any:
@@ -153,12 +170,20 @@ class Hardening:
             from celery_hardened.dead_letter.store import RedisDeadLetterStore
 
             return RedisDeadLetterStore(self.redis, prefix=self.prefix, retention=self.retention)
+        if name == "django" or name.startswith("django:"):
+            alias = name.partition(":")[2] or "default"
+            return _load_store("celery_hardened.contrib.django.dead_letters:store_of", self.app, alias)
         return _load_store(name, self.app)
 
     @cached_property
     def eager_dead_letters(self) -> InMemoryDeadLetterStore:
         """Where letters of eager tasks go, whatever the store: unit tests need no Redis."""
         return InMemoryDeadLetterStore(retention=self.retention)
+
+    @cached_property
+    def effects(self) -> EffectStores:
+        """The stores behind effects that happen once."""
+        return EffectStores(self)
 
     @cached_property
     def deaths(self) -> DeathStore:
@@ -224,7 +249,9 @@ class Hardening:
 
     def prepare(self) -> None:
         """Build what a worker will need, connecting to nothing. Raises ``ConfigurationError``."""
-        for part in (self.settings, self.dead_letters, self.deaths, self.switches):
+        from celery_hardened.pipeline.payload import store_of
+
+        for part in (self.settings, self.dead_letters, self.deaths, self.switches, store_of(self)):
             logger.debug("prepared %s", type(part).__name__)
 
     def redrive(self, query: Query, **options: Any) -> Any:
@@ -245,12 +272,16 @@ class Hardening:
         """Close letters for good; a parked one now fails its chord and fires its errbacks. How many."""
         from celery_hardened.dead_letter.parking import fail_parked
         from celery_hardened.dead_letter.redrive import discard_letters
+        from celery_hardened.pipeline import payload
 
         def fail_its_chord(stored: StoredLetter) -> None:
             if stored.letter.parked:
                 fail_parked(self.app, stored.letter)
 
-        return len(discard_letters(self.dead_letters, letter_ids, by=by, why=why, closing=fail_its_chord))
+        closed = discard_letters(self.dead_letters, letter_ids, by=by, why=why, closing=fail_its_chord)
+        for stored in closed:
+            payload.discard(self, stored.letter)
+        return len(closed)
 
 
 def _function(task: Any) -> Any:
@@ -258,16 +289,16 @@ def _function(task: Any) -> Any:
     return getattr(run, "__func__", run)
 
 
-def _load_store(name: str, app: Celery) -> DeadLetterStore:
+def _load_store(name: str, app: Celery, *more: str) -> DeadLetterStore:
     module, _, attribute = name.partition(":")
     try:
         factory = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as problem:
         raise ConfigurationError(
-            f"hardened_dead_letter_store is {name!r}: it must be 'redis', 'memory' or 'module:factory', "
-            f"and this one could not be loaded ({problem})."
+            f"hardened_dead_letter_store is {name!r}: it must be 'redis', 'memory', 'django', 'django:<alias>' or "
+            f"'module:factory', and this one could not be loaded ({problem})."
         ) from problem
-    store: DeadLetterStore = factory(app)
+    store: DeadLetterStore = factory(app, *more)
     return store
 
 

@@ -17,8 +17,18 @@ HEADER = "hardened"
 #: Version written into it.
 VERSION = 1
 
+#: The keyword under which arguments in the payload store are named in a message.
+REFERENCE = "__hardened_payload__"
+
 #: Failed attempts that travel with a message; older ones are dropped.
 HISTORY_MAX = 20
+
+
+#: The end of the calendar, 9999-12-31T23:59:59Z.
+_LAST_INSTANT = 253_402_300_799.0
+
+#: Longest text that is read from a header; what we write ourselves is shorter by far.
+TEXT_MAX = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,28 @@ class Marks:
     key: str | None = None
     """Idempotency key."""
 
+    dedup: tuple[str, str] | None = None
+    """Key of the window that this task holds, and until when: ``start``, ``finish`` or ``window``."""
+
+    busy_since: float | None = None
+    """When this message first had to wait for another run of its key."""
+
+    slot: float | None = None
+    """The instant that a schedule fired it for. Of this task alone, as all of the next five."""
+
+    schedule: str | None = None
+    missed: int = 0
+    """Earlier slots of that schedule that nobody fired, and that this run stands for."""
+
+    run: str | None = None
+    """Name of the window that a scheduled run holds until it ends, so that its schedule knows of it."""
+
+    once: bool = False
+    """It may have been published twice under its id: the worker makes sure that one of them runs."""
+
+    yields: bool = False
+    """It is not to begin once a later run of its schedule has taken the window ``run``."""
+
     correlation_id: str | None = None
     history: tuple[tuple[float, str, str], ...] = ()
     """Failed attempts: when, worker, error class."""
@@ -63,6 +95,14 @@ class Marks:
             redrives=_count(raw.get("redrives")),
             redrive=_pair(raw.get("redrive")),
             key=_text(raw.get("key")),
+            dedup=_pair(raw.get("dedup")),
+            busy_since=_number(raw.get("busy_since")),
+            slot=_slot(raw.get("slot")),
+            schedule=_text(raw.get("schedule")),
+            missed=_count(raw.get("missed")),
+            run=_text(raw.get("run")),
+            once=raw.get("once") is True,
+            yields=raw.get("yields") is True,
             correlation_id=_text(raw.get("correlation_id")),
             history=_history(raw.get("history")),
         )
@@ -72,11 +112,19 @@ class Marks:
         out: dict[str, Any] = {"v": VERSION, "published": self.published, "first_published": self.first_published}
         if attempt:
             out["attempt"] = attempt
-        for name in ("first_failed", "waited", "deaths", "redrives", "redrive", "key", "correlation_id", "history"):
+        for name in _OPTIONAL:
             value = getattr(self, name)
-            if value:
+            if value or (value == 0 and value != getattr(_NONE, name)):
                 out[name] = value
         return out
+
+    @property
+    def windows(self) -> tuple[tuple[str, str], ...]:
+        """The deduplication windows that this task holds: the key of each, and until when."""
+        if self.run is None:
+            return () if self.dedup is None else (self.dedup,)
+        run = (self.run, "finish")
+        return (run,) if self.dedup is None else (self.dedup, run)
 
     def failed(self, *, at: float, worker: str, error: str) -> Marks:
         """These marks after one more failed attempt."""
@@ -89,11 +137,54 @@ class Marks:
 
 _NONE = Marks()
 
+_OPTIONAL = (
+    "first_failed",
+    "waited",
+    "deaths",
+    "redrives",
+    "redrive",
+    "key",
+    "dedup",
+    "busy_since",
+    "slot",
+    "schedule",
+    "missed",
+    "run",
+    "once",
+    "yields",
+    "correlation_id",
+    "history",
+)
+
 
 def deaths_in(headers: Any) -> int:
     """``Marks.read(headers).deaths`` alone: asked of every delivery."""
     raw = headers.get(HEADER) if isinstance(headers, Mapping) else None
     return _count(raw.get("deaths")) if isinstance(raw, Mapping) else 0
+
+
+def published_in(headers: Any) -> float | None:
+    """``Marks.read(headers).published`` alone: asked of every start."""
+    raw = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    return _number(raw.get("published")) if isinstance(raw, Mapping) else None
+
+
+def has_window(headers: Any) -> bool:
+    """Does the message hold a window: a key of ``@deduplicate``, or its schedule's? Asked of every start."""
+    raw = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    return isinstance(raw, Mapping) and ("dedup" in raw or "run" in raw)
+
+
+def is_once(headers: Any) -> bool:
+    """May the message have been published twice? Asked of every start."""
+    raw = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    return isinstance(raw, Mapping) and "once" in raw
+
+
+def is_yielding(headers: Any) -> bool:
+    """Is it not to begin if a later run of its schedule has its window? Asked of every start."""
+    raw = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    return isinstance(raw, Mapping) and "yields" in raw
 
 
 def is_redriven(headers: Any) -> bool:
@@ -108,18 +199,35 @@ def _number(value: Any) -> float | None:
     return None
 
 
+def _slot(value: Any) -> float | None:
+    """A number that is an instant of the calendar."""
+    number = _number(value)
+    return number if number is not None and 0 <= number <= _LAST_INSTANT else None
+
+
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**6 else 0
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return value if is_header_text(value) and value else None
 
 
 def _pair(value: Any) -> tuple[str, str] | None:
-    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, str) for part in value):
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_header_text, value)):
         return (value[0], value[1])
     return None
+
+
+def is_header_text(value: Any) -> bool:
+    """Is it text that a key may be made of? JSON can say lone surrogates, which nothing can encode."""
+    if not isinstance(value, str) or len(value) > TEXT_MAX:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _history(value: Any) -> tuple[tuple[float, str, str], ...]:

@@ -42,13 +42,17 @@ class Script:
             StoreUnavailableError: Redis did not answer, or refused.
         """
         with answered(self._operation):
-            return self._script(keys=list(keys), args=[_encoded(value) for value in args])
+            return self._script(keys=[_bytes(key) for key in keys], args=[_encoded(value) for value in args])
 
     def queue(self, pipeline: Pipeline, *, keys: Sequence[str], args: Sequence[Argument] = ()) -> None:
         """Add the step to *pipeline*; its answer is among those of ``pipeline.execute()``."""
-        self._script(keys=list(keys), args=[_encoded(value) for value in args], client=pipeline)
+        self._script(keys=[_bytes(key) for key in keys], args=[_encoded(value) for value in args], client=pipeline)
 
 
 def _encoded(value: Argument) -> Argument:
+    return _bytes(value) if isinstance(value, str) else value
+
+
+def _bytes(value: str) -> bytes:
     """Words out of foreign messages may hold lone surrogates, which redis-py refuses to encode."""
-    return value.encode("utf-8", "backslashreplace") if isinstance(value, str) else value
+    return value.encode("utf-8", "backslashreplace")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 from celery_hardened.errors import ConfigurationError
+from celery_hardened.settings_rules import problems
 
 _DAY = 86_400.0
 _ABSENT = object()
@@ -32,7 +33,8 @@ class Settings:
     """First part of every key of ours; Celery's ``global_keyprefix`` goes before it."""
 
     dead_letter_store: str = "redis"
-    """``redis``, ``memory`` (this process only: tests), or ``module:factory``, called with the app."""
+    """``redis``, ``django`` or ``django:<alias>`` (the project's database), ``memory`` (this process only: tests), or
+    ``module:factory``, called with the app."""
 
     # --- what is on -------------------------------------------------------------------------
 
@@ -128,6 +130,107 @@ class Settings:
     redrive_max: int = 3
     """A task redriven this often is refused unless forced."""
 
+    # --- effects ------------------------------------------------------------------------------
+
+    queue_retention: float = 7 * _DAY
+    """Longest a message may wait in a queue and still be wanted. Records of finished work outlive it."""
+
+    idempotency_result_max: int = 65_536
+    """Bytes of a result kept in the record of finished work; larger ones go to the payload store."""
+
+    database: str | None = None
+    """``module:attribute`` of the SQLAlchemy ``sessionmaker`` for ``store="database"``. ``None``: Django's."""
+
+    checkpoint_max: int = 1024 * 1024
+    """Bytes of JSON that a checkpoint may hold."""
+
+    # --- claim check --------------------------------------------------------------------------
+
+    payload_store: str | None = None
+    """Where large arguments go: ``file:``, ``redis:``, ``django:`` or any fsspec URL. ``None``: nowhere."""
+
+    payload_threshold: int = 131_072
+    """Bytes of arguments from which they go to the payload store."""
+
+    payload_max: int = 64 * 1024 * 1024
+    """Bytes of arguments above which a publish is refused."""
+
+    payload_max_age: float | None = None
+    """How long a payload is kept, if nothing needs it longer. ``None``: a letter's life and a wait in the queue."""
+
+    # --- publish on commit ----------------------------------------------------------------------
+
+    publish_on_commit: bool = True
+    """Inside ``transaction.atomic()`` a hardened task is sent after the commit."""
+
+    publish_timeout: float = 10.0
+    """How long a publish after a commit is tried again before it is an error."""
+
+    confirm_timeout: float | None = 10.0
+    """How long RabbitMQ may take to say that it has a message, before the publish is tried anew or is an error.
+    ``None``: for ever, as py-amqp does."""
+
+    # --- beat -----------------------------------------------------------------------------------
+
+    beat_ttl: float = 5.0
+    """How long a beat leads without a sign of life. It gives one about every 0.4 s, and at least three in that time."""
+
+    beat_grace: float = 30.0
+    """A slot that is fired late by no more than this is on time."""
+
+    beat_missed_run: Literal["run_once", "skip", "run_all"] = "run_once"
+    """Of the slots that no beat could fire in time: the latest once, none, or each of them."""
+
+    beat_catchup_window: float | None = _DAY
+    """A missed slot older than this is not made up for. ``None``: however old."""
+
+    beat_max_catchup: int = 100
+    """``run_all``: so many missed slots at most, the newest."""
+
+    beat_overlap: Literal["allow", "skip", "buffer_one", "cancel_other", "terminate_other"] = "allow"
+    """What a slot does while the run before it waits or runs."""
+
+    beat_history: int = 50
+    """Lines of run history kept for each schedule."""
+
+    run_history: bool | None = None
+    """Keep what became of each slot in Django's database: workers report the ends of scheduled tasks, and the beat
+    that leads copies. ``None``: where ``celery_hardened.contrib.django`` is installed."""
+
+    run_history_max_age: float = 30 * _DAY
+    """How long ``celery_hardened.prune_schedule_runs`` keeps a row of run history."""
+
+    run_history_max_count: int = 100_000
+    """How many rows it keeps in all."""
+
+    # --- metrics, health, logs ----------------------------------------------------------------------
+
+    metrics: bool = True
+    """Count what happens. Shown where ``hardened_http`` says, and in a web process by prometheus-client."""
+
+    metrics_max_tasks: int = 1000
+    """Names of tasks that have series of their own; further ones are counted as ``other``."""
+
+    metrics_queues: bool = False
+    """Let this worker or beat ask the broker for its queues too, as ``hardened exporter`` does."""
+
+    http: str | int | None = None
+    """Where a worker or beat answers for its metrics and health: ``9808``, ``"127.0.0.1:9808"``; port 0 is any
+    that is free. ``$HARDENED_HTTP`` goes before it. ``None``: nowhere."""
+
+    health_dir: str | None = None
+    """Folder for a worker's or beat's probe files ``live``, ``ready`` and ``started``. ``$HARDENED_HEALTH_DIR`` goes
+    before it."""
+
+    health_stall: float = 60.0
+    """A main loop that has not turned for so long is dead, and ``/livez`` says so."""
+
+    task_logs: bool = True
+    """Log the start and the end of each task as one record with fields, in place of Celery's lines."""
+
+    gc_freeze: bool = True
+    """A worker leaves what it holds at its start out of Python's garbage collection, whose pauses are then short."""
+
     # --- AMQP -------------------------------------------------------------------------------
 
     amqp_queues: Literal["quorum"] | None = None
@@ -137,47 +240,13 @@ class Settings:
     """The broker's own backstop against poison, at least 20: graceful returns count towards it."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in _MAY_BE_NONE:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:  # NaN too
-                raise ConfigurationError(f"hardened_{name} is {value!r}; it must be a number of at least {least}.")
-        for name, allowed in _ONE_OF.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"hardened_{name} is {getattr(self, name)!r}; it must be one of {allowed}.")
-        if self.retry_backoff_max < self.retry_backoff:
-            raise ConfigurationError(
-                f"hardened_retry_backoff is {self.retry_backoff} and hardened_retry_backoff_max only "
-                f"{self.retry_backoff_max}, so every delay would be cut to the maximum. "
-                f"Raise hardened_retry_backoff_max."
-            )
-        if self.retry_floor > self.retry_backoff:
-            raise ConfigurationError(
-                f"hardened_retry_floor is {self.retry_floor}, above hardened_retry_backoff "
-                f"({self.retry_backoff}), so the first delay could not be jittered. Lower the floor."
-            )
-        if self.max_retries is None and self.retry_for is None:
-            raise ConfigurationError(
-                "hardened_max_retries is None, which means for ever; a task that never ends can never "
-                "become a dead letter. Set hardened_retry_for to bound it by time."
-            )
-        if self.time_limit is not None and self.soft_time_limit is not None and self.soft_time_limit > self.time_limit:
-            raise ConfigurationError(
-                f"hardened_soft_time_limit is {self.soft_time_limit}, above hardened_time_limit "
-                f"({self.time_limit}), so it would never be reached. Lower it."
-            )
-        if self.death_delay_max < self.death_delay:
-            raise ConfigurationError(
-                f"hardened_death_delay is {self.death_delay}, above hardened_death_delay_max "
-                f"({self.death_delay_max}). Raise the maximum."
-            )
-        if self.dead_letter_max_count_per_task > self.dead_letter_max_count:
-            raise ConfigurationError(
-                f"hardened_dead_letter_max_count_per_task is {self.dead_letter_max_count_per_task}, above "
-                f"hardened_dead_letter_max_count ({self.dead_letter_max_count}), so one task could push "
-                f"out all others. Lower it."
-            )
+        for problem in problems(self):
+            raise ConfigurationError(problem)
+
+    @property
+    def kept_for(self) -> float:
+        """Seconds after which nobody can ask for what a message left behind: a wait in the queue, then a letter."""
+        return self.queue_retention + self.dead_letter_max_age
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any]) -> Settings:
@@ -205,43 +274,6 @@ def _default_within(cls: type[Settings], name: str, *, least: Any = None, most: 
     numbers = [bound for bound in (least, most) if isinstance(bound, (int, float))]
     wrong = any(default < n if least is not None else default > n for n in numbers)
     return None if wrong else default
-
-
-_LEAST: dict[str, float] = {
-    "switch_ttl": 0.1,
-    "lease": 1.0,
-    "max_retries": 0,
-    "retry_backoff": 0.001,
-    "retry_backoff_max": 0.001,
-    "retry_floor": 0.0,
-    "retry_for": 0.001,
-    "retry_after_max": 0.0,
-    "time_limit": 0.1,
-    "soft_time_limit": 0.1,
-    "max_worker_deaths": 1,
-    "death_delay": 0.0,
-    "death_delay_max": 0.0,
-    "death_memory": 60.0,
-    "max_eta": 60.0,
-    "dead_letter_max_age": 60.0,
-    "dead_letter_max_count": 1,
-    "dead_letter_max_count_per_task": 1,
-    "dead_letter_max_bytes": 1024,
-    "dead_letter_closed_max_age": 60.0,
-    "dead_letter_traceback_max": 200,
-    "dead_letter_write_timeout": 0.0,
-    "redrive_max": 1,
-    "amqp_delivery_limit": 20,
-}
-
-_MAY_BE_NONE = frozenset({"max_retries", "retry_for", "time_limit", "soft_time_limit"})
-
-_ONE_OF: dict[str, tuple[object, ...]] = {
-    "observe": (True, False),
-    "park_chords": (True, False),
-    "amqp_queues": (None, "quorum"),
-    "redis_delivery": ("hardened", "stock"),
-}
 
 
 def _seconds(value: Any) -> Any:

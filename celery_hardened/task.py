@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task
+from celery.exceptions import Retry
 from celery.utils import uuid
 from celery.utils.imports import symbol_by_name
 from celery.utils.objects import mro_lookup
@@ -19,9 +20,12 @@ from celery_hardened.dead_letter.stand_in import tracing
 from celery_hardened.errors import NotHardenedError
 from celery_hardened.hardening import Hardening
 from celery_hardened.marks import Marks
+from celery_hardened.pipeline import celery_lines, checkpoint, on_commit, payload
+from celery_hardened.pipeline.checkpoint import Checkpoint
 from celery_hardened.pipeline.eager import apply_all
 from celery_hardened.pipeline.execute import execute
 from celery_hardened.pipeline.execution import Execution
+from celery_hardened.pipeline.on_commit import immediately
 from celery_hardened.pipeline.retry import NOTES, publish_retry, verdict_on_explicit
 from celery_hardened.preset import annotated, lay_task
 
@@ -76,6 +80,7 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
         **options: Any,
     ) -> Any:
         self._require_hardened_app()
+        options.pop("on_commit", None)
         if throw is None:
             throw = self.app.conf.task_eager_propagates
         attempt = partial(super().apply, args, kwargs, link, link_error, retries=retries, **options)
@@ -123,38 +128,55 @@ class _HardenedSeams(_Task):  # type: ignore[misc]
                 f"{self.name}.retry(exc={exc!r}): exc must be an exception, not {type(exc).__name__}; "
                 f"Celery would notice only when the retries run out."
             )
+        checkpoint.close(self, finished=False)  # what it has come to is saved, and starts the attempts anew
         delay = verdict_on_explicit(
             self, exc, eta=eta, countdown=countdown, max_retries=max_retries, hardening=hardening
         )
-        outcome = publish_retry(
-            self,
-            self.retry_as_celery,
-            error=exc,
-            delay=delay,
-            marks=Marks.read(request.headers),
-            options={
-                "args": args,
-                "kwargs": kwargs,
-                "exc": exc,
-                "throw": throw,
-                "eta": eta,
-                "countdown": None if eta else delay,
-                **options,
-            },
-            hardening=hardening,
-        )
-        # Only throw=False comes here: remembered, so that a return afterwards is no SUCCESS.
-        request.__dict__.setdefault(NOTES, {})["pending"] = outcome
+        notes = request.__dict__.setdefault(NOTES, {})
+        claim = notes.get("claim")
+        if throw and claim is not None and not claim.transactional:
+            claim.release()  # before it is published: see execute._retry
+        slot = notes.get("slot")
+        if throw and slot is not None:
+            slot.release()
+        try:
+            outcome = publish_retry(
+                self,
+                self.retry_as_celery,
+                error=exc,
+                delay=delay,
+                marks=Marks.read(request.headers),
+                options={
+                    "args": args,
+                    "kwargs": kwargs,
+                    "exc": exc,
+                    "throw": throw,
+                    "eta": eta,
+                    "countdown": None if eta else delay,
+                    **options,
+                },
+                hardening=hardening,
+            )
+        except Retry as sent:
+            notes["pending"] = sent  # a body that catches it and returns has not succeeded: the retry runs
+            raise
+        notes["pending"] = outcome  # of throw=False, likewise
         return outcome
 
     @property
     def execution(self) -> Execution:
-        """What this run can ask about its own delivery: its ``fence``, and whether it is ``lost``."""
+        """What this run can ask about itself: its ``key`` and ``fence``, and whether it is still its own."""
         return Execution(self)
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """How far this work has come: ``load``, ``save``, ``iterate``."""
+        return Checkpoint.of(self)
+
     def retry_as_celery(self, **options: Any) -> Any:
-        """``Task.retry`` of the class below: publishes and raises ``Retry``, asking no policy."""
-        return super().retry(**options)
+        """``Task.retry`` of the class below: publishes at once and raises ``Retry``, asking no policy."""
+        with immediately():
+            return super().retry(**options)
 
     def _require_hardened_app(self) -> None:
         if Hardening.of(self.app) is None:
@@ -242,16 +264,36 @@ class _Leaf(_Task):  # type: ignore[misc]
 
     @__trace__.setter
     def __trace__(self, trace: Any) -> None:
-        self.__dict__["_hardened_trace"] = trace if trace is None else tracing(trace)
+        self.__dict__["_hardened_trace"] = trace if trace is None else traced(trace)
 
     def _body(self) -> Any:
         return self.run
 
-    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        from celery_hardened.pipeline.request import compose_request
+    def replace(self, sig: Any, *args: Any, **options: Any) -> Any:
+        """Celery's ``replace``; what takes its place is sent at once, also inside a transaction, which the
+        exception it raises would roll back."""
+        with immediately():
+            return super().replace(sig, *args, **options)
 
-        self.Request = compose_request(symbol_by_name(self.Request))
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        from celery_hardened.pipeline.counting import compose_counted
+
+        self.Request = compose_counted(symbol_by_name(self.Request))
+        if self.Strategy == Task.Strategy:
+            options.setdefault("info", celery_lines.received)
         return super().start_strategy(app, consumer, **options)
+
+
+def traced(trace: Any) -> Any:
+    """Celery's tracer of a task with what is ours around it: its publishes are no user's, payloads end with
+    it, and its failures are such as the parent can take."""
+    inner = tracing(payload.tracing(trace))
+
+    def trace_hardened(*args: Any, **options: Any) -> Any:
+        with on_commit.tracing():
+            return inner(*args, **options)
+
+    return trace_hardened
 
 
 #: How Celery itself asks whether a class overrides ``__call__``.
@@ -286,6 +328,9 @@ def on_leaf(task: Any, *, app: Celery, harden_all: bool) -> None:
         },
     )
     task.__class__ = leaf
+    header = getattr(task, "__header__", None)
+    if header is not None:
+        task.__header__ = payload.lenient(header)
     task.__dict__.pop("__trace__", None)
 
 

@@ -8,6 +8,7 @@ so it is done here once.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -194,6 +195,8 @@ def send(
     # writes the header itself. A body that is still compressed goes as it is, header and all.
     compression = None if body_compressed else out.pop("compression", None)
     kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY and value is not None}
+    if "timestamp" in kept:
+        kept["timestamp"] = int(time.time())  # of this publish: the age of a queue goes by it
     expiration = _seconds(kept.pop("expiration", None))
     with app.producer_or_acquire(producer) as ready:
         ready.publish(

@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-pytest_plugins = ["tests.fixtures.servers", "tests.fixtures.processes", "tests.fixtures.nodes"]
+pytest_plugins = [
+    "tests.fixtures.servers",
+    "tests.fixtures.processes",
+    "tests.fixtures.clocks",
+    "tests.fixtures.beats",
+    "tests.fixtures.nodes",
+    "tests.fixtures.browser",
+    "tests.fixtures.prometheus",
+]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

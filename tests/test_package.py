@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import pkgutil
 import re
 import subprocess
 import sys
@@ -13,13 +12,14 @@ from pathlib import Path
 import pytest
 
 import celery_hardened
+from tests.support import django_project
 
 PACKAGE = Path(celery_hardened.__file__).parent
 SCRIPTS = sorted(PACKAGE.rglob("*.lua"))
 MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages([str(PACKAGE)], "celery_hardened.")
-    if not module.name.endswith(".__main__")
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__main__.py"
 )
 
 _LONGEST_FILE = 350
@@ -56,7 +56,9 @@ print(*sorted(unwanted & set(sys.modules)))
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_can_be_imported(module: str) -> None:
-    """No module needs another to be imported first."""
+    """No module needs another to be imported first; Django's models need a configured Django, as everywhere."""
+    if module.startswith("celery_hardened.contrib.django."):
+        django_project.configure()
     importlib.import_module(module)
 
 
@@ -75,6 +77,26 @@ def test_types_are_shipped() -> None:
 def test_scripts_are_shipped() -> None:
     """The stores' scripts are part of the package."""
     assert SCRIPTS
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "dashboard.json"])
+def test_rules_and_dashboard_are_shipped(file: str) -> None:
+    """Who has no app at hand takes them from the package."""
+    assert "celery_hardened_tasks_total" in (PACKAGE / "metrics" / file).read_text()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "templates/admin/celery_hardened/deadletter/letter.html",
+        "templates/admin/celery_hardened/overview/page.html",
+        "static/celery_hardened/dead_letters.css",
+        "static/celery_hardened/overview.js",
+    ],
+)
+def test_pages_are_shipped(file: str) -> None:
+    """Django finds templates, style sheets and scripts in the package; of each folder one is asked for."""
+    assert (PACKAGE / "contrib" / "django" / file).exists()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)

@@ -27,7 +27,7 @@ _MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|work|tmp|Users)/[\w.-]+")
 
 _BINARY = {".png", ".ico", ".woff2", ".gz"}
 
-PINNED = ["requirements.txt", "requirements-demo.txt", "requirements-oldest.txt"]
+PINNED = ["requirements.txt", "requirements-demo.txt", "requirements-example.txt", "requirements-oldest.txt"]
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -67,11 +67,12 @@ def test_pins_are_exact_and_hashed(path: str) -> None:
     assert re.findall(r"\S*(?:://|--index|--find-links)\S*", text) == []
 
 
-def test_demo_is_a_part_of_the_whole() -> None:
-    """The demo's pins are among the suite's, so the tested versions are the shown ones."""
-    whole, demo = ((ROOT / path).read_text().splitlines() for path in PINNED[:2])
+@pytest.mark.parametrize("part", ["requirements-demo.txt", "requirements-example.txt"])
+def test_what_is_shown_is_a_part_of_the_whole(part: str) -> None:
+    """The pins of demo and example are among the suite's, so the tested versions are the shown ones."""
+    whole, shown = ((ROOT / path).read_text().splitlines() for path in ("requirements.txt", part))
 
-    assert [line for line in demo if "==" in line and line.split(" ;")[0].rstrip(" \\") not in "\n".join(whole)] == []
+    assert [line for line in shown if "==" in line and line.split(" ;")[0].rstrip(" \\") not in "\n".join(whole)] == []
 
 
 def test_no_file_names_a_package_index() -> None:

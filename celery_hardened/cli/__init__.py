@@ -14,9 +14,16 @@ from typing import Any
 import click
 from celery.bin.base import handle_preload_options
 
+from celery_hardened.cli.alerts import alerts
+from celery_hardened.cli.dashboard import dashboard
+from celery_hardened.cli.dedup import dedup
 from celery_hardened.cli.dlq import dlq
 from celery_hardened.cli.exit_codes import ReportingGroup
+from celery_hardened.cli.exporter import exporter
+from celery_hardened.cli.leader import leader
+from celery_hardened.cli.manifests import manifests
 from celery_hardened.cli.recover import recover
+from celery_hardened.cli.schedule import schedule
 from celery_hardened.cli.switch import switch
 
 __all__ = ["hardened"]
@@ -26,14 +33,14 @@ __all__ = ["hardened"]
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]
 def hardened(ctx: click.Context, **_preload: Any) -> None:
-    """Dead letters and kill switches of a hardened app.
+    """Dead letters, schedules, kill switches and deduplication keys of a hardened app.
 
     \b
     Exit codes:
       0    all of it was done
       1    something failed or was refused
       2    wrong usage or configuration
-      3    no such letter
+      3    no such letter or schedule
       4    the store did not answer
       130  Ctrl-C
     """
@@ -49,3 +56,10 @@ def hardened(ctx: click.Context, **_preload: Any) -> None:
 hardened.add_command(dlq)
 hardened.add_command(switch)
 hardened.add_command(recover)
+hardened.add_command(dedup)
+hardened.add_command(leader)
+hardened.add_command(exporter)
+hardened.add_command(schedule)
+hardened.add_command(manifests)
+hardened.add_command(alerts)
+hardened.add_command(dashboard)

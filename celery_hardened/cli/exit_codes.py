@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
     """The command line or the app's configuration is wrong; nothing was done."""
 
     NOT_FOUND = 3
-    """No letter has the given id; nothing was done."""
+    """No letter has the given id, no schedule the given name; nothing was done."""
 
     STORE_UNAVAILABLE = 4
     """The store did not answer. What was reported as done before is done."""

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import click
 
+from celery_hardened.cli.text import date
 from celery_hardened.dead_letter.contract import DeadLetterStore, Query, State
 from celery_hardened.dead_letter.letter import REASONS
 
@@ -112,9 +113,9 @@ def chosen(store: DeadLetterStore, query: Query) -> Chosen:
 
 
 def described(query: Query) -> str:
-    """The filters of *query*, for a question: ``task=shop.charge, reason=exhausted``."""
-    said = {f.name: getattr(query, f.name) for f in fields(query)}
-    if query.ids:
-        said["ids"] = f"{len(query.ids)} ids"
-    parts = [f"{name}={value}" for name, value in said.items() if value not in (None, ())]
+    """The filters of *query*, for people: ``task=shop.charge, since=2026-01-31T12:00:00Z``, or ``3 by their ids``."""
+    parts = [f"{len(query.ids)} by {'its id' if len(query.ids) == 1 else 'their ids'}"] if query.ids else []
+    said = {f.name: getattr(query, f.name) for f in fields(query) if f.name != "ids"}
+    said |= {name: date(moment) for name in ("since", "until") if (moment := said[name]) is not None}
+    parts += [f"{name}={value}" for name, value in said.items() if value is not None]
     return ", ".join(parts) or "every open letter"

@@ -17,7 +17,7 @@ from celery_hardened.marks import HISTORY_MAX, Marks
 from celery_hardened.wire import STALE_HEADERS, Wire
 
 #: Reasons of messages whose body was never started.
-_NEVER_STARTED: frozenset[Reason] = frozenset({"unknown_task", "malformed", "undecodable"})
+_NEVER_STARTED: frozenset[Reason] = frozenset({"unknown_task", "malformed", "undecodable", "unsent"})
 
 #: Larger integers are no ids; Python refuses to write the largest ones out.
 _LARGE = 10**18

@@ -113,6 +113,9 @@ class Stats:
     by_state: Mapping[str, int] = field(default_factory=dict)
     """All states, the closed ones too."""
 
+    by_queue_and_reason: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The thousand largest."""
+
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Open letters that retention dropped, by cause: ``age``, ``count``, ``bytes``."""
 

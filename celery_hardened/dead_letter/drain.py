@@ -59,6 +59,9 @@ class DrainInto:
 
     version: Callable[[], str | None]
 
+    is_kept: Callable[[DeadLetter, bool], object] = lambda *_: None
+    """Told of each letter that was written, and whether it is new. Never raises."""
+
 
 def drain_step(into: DrainInto) -> type[DrainDeadLetterQueues]:
     """The worker step for one app: ``app.steps["consumer"].add(drain_step(...))``."""
@@ -194,6 +197,7 @@ class DrainDeadLetterQueues(bootsteps.StartStopStep):  # type: ignore[misc]
             _log(logging.WARNING, letter, "is back in its queue, it has killed no worker:")
             return
         kept, new = keep(self.into.store(), letter)
+        self.into.is_kept(letter, new)
         if new:
             _log(logging.ERROR, letter, f"is dead letter {kept}, {letter.reason}:")
 
@@ -242,7 +246,7 @@ def _log(level: int, letter: DeadLetter, what: str) -> None:
             "task_id": letter.task_id,
             "queue": letter.queue,
             "attempt": letter.attempt,
-            "outcome": "dead_letter" if level == logging.ERROR else "returned",
+            **({} if level == logging.ERROR else {"outcome": "requeue"}),
             "reason": letter.reason,
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 from celery_hardened.dead_letter.contract import OPEN, Query, StoredLetter
 from celery_hardened.dead_letter.letter import DeadLetter
@@ -13,11 +14,14 @@ LABELS = ("task", "queue", "reason", "fingerprint", "error_type")
 #: Longer values are foreign. They are part of Redis keys, so the rest becomes a digest.
 _LABEL_MAX = 200
 
+#: What became of one, as it is counted by: who asks for it by that finds it.
+_CUT = re.compile(rf".{{{_LABEL_MAX}}}~[0-9a-f]{{12}}", re.DOTALL)
+
 
 def label(value: str | None) -> str:
     """*value* as it is indexed: ``""`` for none, never too long, always encodable."""
     text = (value or "").encode("utf-8", "backslashreplace").decode()
-    if len(text) <= _LABEL_MAX:
+    if len(text) <= _LABEL_MAX or _CUT.fullmatch(text):
         return text
     return f"{text[:_LABEL_MAX]}~{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 

@@ -33,6 +33,7 @@ Reason = Literal[
     "unknown_task",
     "malformed",
     "undecodable",
+    "unsent",
 ]
 
 #: Every reason a letter can have, in the order they are shown.

@@ -18,6 +18,7 @@
 -- base:open, base:closed       ZSET    id -> stored at, unique
 -- base:<side>:<label>:<value>  ZSET    id -> stored at; label is one of LABELS, or state
 -- base:counts:<label>          ZSET    value -> open letters; for state: all letters
+-- base:counts:reason_queue     ZSET    reason, a blank, queue -> open letters
 -- base:totals                  HASH    bytes, dropped_age, dropped_count, dropped_bytes
 -- base:fence:<id>              STRING  token that may run, '' for the first to ask, '!' for none
 --
@@ -64,6 +65,10 @@ local function tally(label, value, by)
     end
 end
 
+local function tally_pair(record, by)
+    tally('reason_queue', record.labels[3] .. ' ' .. record.labels[2], by)
+end
+
 local function list(id, record)
     local side = SIDE[record.state]
     redis.call('ZADD', base .. ':' .. side, record.at, id)
@@ -74,6 +79,9 @@ local function list(id, record)
         if side == 'open' then
             tally(label, record.labels[i], 1)
         end
+    end
+    if side == 'open' then
+        tally_pair(record, 1)
     end
 end
 
@@ -87,6 +95,9 @@ local function unlist(id, record)
         if side == 'open' then
             tally(label, record.labels[i], -1)
         end
+    end
+    if side == 'open' then
+        tally_pair(record, -1)
     end
 end
 

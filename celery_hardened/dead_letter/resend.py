@@ -11,7 +11,7 @@ from kombu.utils import json as kombu_json
 
 from celery_hardened.dead_letter.letter import DeadLetter
 from celery_hardened.errors import RedriveRefusedError
-from celery_hardened.marks import HEADER, Marks
+from celery_hardened.marks import HEADER, REFERENCE, Marks
 
 #: Changes arguments: a function from (args, kwargs) to the new pair, or ``{"args": [...],
 #: "kwargs": {...}}``, where args replace all of them and kwargs are laid over those there are.
@@ -71,7 +71,13 @@ def outgoing(
         first_published=now,
         redrives=letter.redrives + 1,
         redrive=(letter.id, token),
-        key=marks.key,
+        key=marks.key if edit is None else None,  # other arguments may be another key; the worker takes it from them
+        dedup=marks.dedup,
+        slot=marks.slot,
+        schedule=marks.schedule,
+        missed=marks.missed,
+        run=marks.run,
+        once=marks.once,  # not yields: somebody wants it to run, beside a later run too
         correlation_id=marks.correlation_id,
     ).header()
     return Outgoing(
@@ -111,6 +117,8 @@ def _reset_protocol_1(body: bytes) -> bytes:
 def _edited(letter: DeadLetter, body: bytes, edit: Edit) -> bytes:
     if letter.content_type != "application/json" or letter.body_compressed:
         raise RedriveRefusedError(letter.id, "its arguments cannot be edited, because its body is no JSON.")
+    if REFERENCE.encode() in body:
+        raise RedriveRefusedError(letter.id, "its arguments cannot be edited, because they lie in the payload store.")
     encoding = letter.content_encoding or "utf-8"
     try:
         content = kombu_json.loads(body.decode(encoding))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from billiard import current_process
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -31,6 +31,9 @@ logger = logging.getLogger("celery_hardened.execute")
 _FRAMEWORK = frozenset({"builtins", "amqp", "billiard", "celery", "celery_hardened", "kombu", "vine"})
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
+#: Attribute of an exception whose end the pool process has logged.
+_LOGGED: Final = "hardened_logged"
+
 #: Exceptions in the arguments of exceptions that are looked at.
 _DEPTH = 4
 
@@ -39,10 +42,24 @@ _DEPTH = 4
 #: backend, an on_retry hook) is no failure of the task: it runs again, and its message is done.
 _sent: ContextVar[Retry | None] = ContextVar("hardened_sent_retry", default=None)
 
+#: Has the current attempt's end been logged? By then it is not known what will cross: where Celery finds that the
+#: exception cannot be pickled, it makes another one, which has none of its attributes.
+_logged: ContextVar[bool] = ContextVar("hardened_logged", default=False)
+
 
 def retry_is_sent(retry: Retry) -> None:
     """Called by the pipeline as soon as the next attempt is published."""
     _sent.set(retry)
+
+
+def end_is_logged() -> None:
+    """Called by the pipeline in the pool process: the parent is not to log it again."""
+    _logged.set(True)
+
+
+def is_logged(error: BaseException) -> bool:
+    """Has the pool process logged the end of which *error* tells the parent?"""
+    return getattr(error, "__dict__", {}).get(_LOGGED) is True
 
 
 def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +67,7 @@ def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
 
     def trace_for_parent(*args: Any, **options: Any) -> Any:
         # (returned, info, runtime, text); there is an info only where it did not succeed.
-        token = _sent.set(None)
+        token, logged_before = _sent.set(None), _logged.set(False)
         try:
             traced = trace(*args, **options)
         except Exception:
@@ -65,11 +82,22 @@ def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
                 traced[0].type, traced[0].exception = Retry, retry
         finally:
             _sent.reset(token)
+            logged = _logged.get()
+            _logged.reset(logged_before)
         if traced[1] is not None and isinstance(traced[0], ExceptionInfo) and current_process()._name != "MainProcess":
             _make_plain(traced[0])
+        if logged and traced[1] is not None and isinstance(traced[0], ExceptionInfo):
+            _note_logged(traced[0].exception)
         return traced
 
     return trace_for_parent
+
+
+def _note_logged(error: Any) -> None:
+    if isinstance(error, ExceptionWithTraceback):
+        error = error.exc
+    # Not by setattr: an exception may be frozen. One without a __dict__ of its own is logged again.
+    getattr(error, "__dict__", {})[_LOGGED] = True
 
 
 def _make_plain(info: Any) -> None:

@@ -28,6 +28,7 @@ from celery_hardened.dead_letter.contract import (
 )
 from celery_hardened.dead_letter.index import LABELS, index_names, labels, matches
 from celery_hardened.dead_letter.letter import DeadLetter, dump, load
+from celery_hardened.dead_letter.record import first_state, imported_state
 from celery_hardened.errors import DeadLetterNotFoundError, EnvelopeError
 from celery_hardened.marks import Marks
 from celery_hardened.redis_connection import answered
@@ -41,6 +42,7 @@ _BUDGET = 5000
 
 #: Groups of each label that ``stats`` tells of.
 _STATS_TOP = 100
+_STATS_PAIRS = 1000
 
 #: Characters kept of who and why.
 _NOTE_MAX = 500
@@ -77,7 +79,7 @@ class RedisDeadLetterStore:
     # --- writing ---------------------------------------------------------------------------
 
     def put(self, letter: DeadLetter) -> bool:
-        return bool(self._put(keys=self._keys, args=self._put_args(letter, _first_state(letter))))
+        return bool(self._put(keys=self._keys, args=self._put_args(letter, first_state(letter))))
 
     def put_many(self, letters: Iterable[StoredLetter]) -> int:
         new = 0
@@ -130,7 +132,7 @@ class RedisDeadLetterStore:
         ]
 
     def _import_args(self, stored: StoredLetter) -> list[Any]:
-        state = _first_state(stored.letter) if stored.state == "redriving" else stored.state
+        state = imported_state(stored.letter, stored.state)
         return self._put_args(stored.letter, state, stored.audit, stored.stored_at)
 
     # --- reading ---------------------------------------------------------------------------
@@ -171,7 +173,8 @@ class RedisDeadLetterStore:
         return sum(items[0] for _, items in self._walk("count", query, order="asc"))
 
     def stats(self) -> Stats:
-        number, oldest, newest, raw_totals, *groups = self._stats(keys=self._keys, args=[_STATS_TOP])
+        args = [_STATS_TOP, _STATS_PAIRS]
+        number, oldest, newest, raw_totals, raw_pairs, *groups = self._stats(keys=self._keys, args=args)
         totals = {name.decode(): int(value) for name, value in _pairs(raw_totals)}
         by = {
             f"by_{name}": {value.decode(): int(count) for value, count in _pairs(group)}
@@ -182,6 +185,7 @@ class RedisDeadLetterStore:
             bytes=totals.pop("bytes", 0),
             oldest=_seconds(oldest) if oldest else None,
             newest=_seconds(newest) if newest else None,
+            by_queue_and_reason={_queue_and_reason(pair): int(count) for pair, count in _pairs(raw_pairs)},
             dropped={name.removeprefix("dropped_"): count for name, count in totals.items()},
             **by,
         )
@@ -262,10 +266,6 @@ def base_key(prefix: str) -> str:
     return f"{prefix}:{{dead_letter}}"
 
 
-def _first_state(letter: DeadLetter) -> State:
-    return "parked" if letter.parked else "dead"
-
-
 def _letters(now: bytes, items: Sequence[Any]) -> list[StoredLetter]:
     """Read ``id, record, envelope, ...`` as a script answers them."""
     return [
@@ -299,6 +299,11 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
     return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _queue_and_reason(pair: bytes) -> tuple[str, str]:
+    reason, _, queue = pair.decode().partition(" ")  # of these two a reason never holds a blank
+    return queue, reason
 
 
 def _note(text: str) -> str:

@@ -30,8 +30,14 @@ class Producer:
         return Redis.from_url(self._url)
 
     @property
-    def _hardening(self) -> Hardening:
+    def hardening(self) -> Hardening:
+        """What hardens the shop."""
         return cast(Hardening, Hardening.of(shop.app))  # shop.py hardens it
+
+    @property
+    def queue(self) -> str:
+        """The shop's."""
+        return str(shop.app.conf.task_default_queue)
 
     @property
     def server_version(self) -> str:
@@ -57,7 +63,7 @@ class Producer:
         with shop.app.connection_for_write() as connection:
             connection.Producer().publish(
                 body,
-                routing_key=shop.app.conf.task_default_queue,
+                routing_key=self.queue,
                 content_type="application/json",
                 content_encoding="utf-8",
                 headers={"task": task, "id": task_id, "lang": "py"},
@@ -67,7 +73,7 @@ class Producer:
 
     def redrive(self, task: str, *, why: str) -> int:
         """Redrive a task's letters from Python; how many were sent."""
-        return int(self._hardening.redrive(Query(task=task), by="the demo", why=why).sent)
+        return int(self.hardening.redrive(Query(task=task), by="the demo", why=why).sent)
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -94,13 +100,13 @@ class Producer:
 
     def letters(self, state: Any = None) -> dict[str, StoredLetter]:
         """Dead letters by task id: the open ones, or those in *state*."""
-        page = self._hardening.dead_letters.find(Query(state=state), limit=500)
+        page = self.hardening.dead_letters.find(Query(state=state), limit=500)
         return {str(stored.letter.task_id): stored for stored in page.letters}
 
     @property
     def waiting(self) -> int:
         """Messages the broker still holds: in the queue, or with a worker."""
-        return int(self._redis.llen(shop.app.conf.task_default_queue)) + int(self._redis.hlen("unacked"))
+        return int(self._redis.llen(self.queue)) + int(self._redis.hlen("unacked"))
 
     def close(self) -> None:
         """Close every connection."""

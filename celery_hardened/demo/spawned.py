@@ -50,6 +50,10 @@ class Spawned:
             )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """``None`` while it runs; minus the signal's number if one ended it."""
         return self._process.poll()

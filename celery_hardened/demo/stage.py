@@ -1,4 +1,4 @@
-"""Everything that runs for the demo: a Valkey, the gateway, two workers; and how it all ends.
+"""Everything that runs for the demo: a Valkey, the gateway, two workers, a beat, a page; and how it all ends.
 
 Nothing is written outside one temporary folder, and everything that was
 started is ended, whatever happens. A signal never interrupts a step: it is
@@ -21,14 +21,20 @@ from typing import Final
 
 from celery_hardened.demo import project
 from celery_hardened.demo.diary import Diary, Event
+from celery_hardened.demo.page.live import LivePage
+from celery_hardened.demo.page.look import Look, Watched
 from celery_hardened.demo.producer import Producer
 from celery_hardened.demo.screen import Screen
 from celery_hardened.demo.spawned import Spawned
 from celery_hardened.demo.telling import told
 from celery_hardened.embedded import EmbeddedValkey
+from celery_hardened.metrics.address import Address
 
 #: The workers' node names.
 WORKERS: Final = ("w1", "w2")
+
+#: What the beat is called. One of it: each costs as much time to start as a worker.
+BEAT: Final = "beat"
 
 #: Seconds until a fact that does not come true is taken for untrue; several times what a slow machine needs.
 PATIENCE: Final = 45.0
@@ -54,16 +60,24 @@ class Interrupted(BaseException):
 
 
 class Stage:
-    """A context manager; inside it everything runs, after it nothing does."""
+    """A context manager; inside it everything runs, after it nothing does.
 
-    def __init__(self, screen: Screen) -> None:
+    Args:
+        port: Of the page with its numbers; 0 is any that is free.
+    """
+
+    def __init__(self, screen: Screen, *, port: int = 0) -> None:
         self.screen = screen
+        self.scene = "setting up"
         self.began = time.time()
         self.directory = Path(tempfile.mkdtemp(prefix="celery-hardened-demo-"))
         self.diary = Diary(self.directory / "record.jsonl", self._tell)
         self.workers: list[Spawned] = []
         self.spawned: list[Spawned] = []
         self.shop: Producer
+        self.page: LivePage
+        self._port = port
+        self._watched: tuple[Watched, ...] = ()
         self._valkey = EmbeddedValkey(self.directory / "valkey", persist=True)
         self._asked_to_end: int | None = None
 
@@ -73,6 +87,8 @@ class Stage:
         try:
             self._set_up()
             self.deploy("v1")
+            # Nobody waits for it: it starts while the first scene waits for its retries.
+            self._watch("beat", BEAT, *_CELERY, "beat", "--scheduler", "hardened", "--loglevel", "WARNING")
         except BaseException:
             self.close(gently=False)
             raise
@@ -96,11 +112,29 @@ class Stage:
         os.environ["no_proxy"] = "127.0.0.1"
         # A pool that is killed leaves folders behind, which go with this one.
         os.environ["TMPDIR"] = str(self.directory)
+        self._open_page()
+
+    def _open_page(self) -> None:
+        look = Look(
+            self.shop.hardening,
+            [self.shop.queue],
+            began=self.began,
+            watched=lambda: self._watched,
+            told=lambda: (self.scene, len(self.shop.sent)),
+        )
+        try:
+            self.page = LivePage(look, Address("127.0.0.1", self._port))
+        except OSError as problem:
+            raise StageError(f"the page cannot be at port {self._port}: {problem.strerror}") from problem
+        self.page.start()
+        self.say("page", f"its numbers, live: {self.page.url}")
 
     def deploy(self, version: str) -> None:
         """Have the workers finish what they have begun, and start them anew with this release of the shop."""
         if self.workers:
             self.say("workers", "stopping in good order")
+            self.until(lambda: self.shop.waiting == 0, within=_GRACE)
+            self.page.look()  # what they have counted ends with them
         self._ask_workers_to_stop()
         self.until(lambda: self.unharmed == 0, within=_GRACE)
         for worker in self.workers:
@@ -109,7 +143,9 @@ class Stage:
         self.say(f"shop {version}", f"starting {len(WORKERS)} × `celery -A shop worker --concurrency 2`")  # noqa: RUF001
         wanted = len(self.diary.of("ready")) + len(WORKERS)
         self.workers = [
-            self._spawn(name, *_CELERY, "worker", "--hostname", f"{name}@shop", *_WORKER, SHOP_VERSION=version)
+            self._watch(
+                "worker", name, *_CELERY, "worker", "--hostname", f"{name}@shop", *_WORKER, SHOP_VERSION=version
+            )
             for name in WORKERS
         ]
         self._require(self.workers, lambda: len(self.diary.of("ready")) >= wanted)
@@ -180,6 +216,16 @@ class Stage:
         self.spawned.append(process)
         return process
 
+    def _watch(self, kind: str, name: str, *argv: str, **env: str) -> Spawned:
+        """Start a process that tells the page of itself, in the place of one of the same name."""
+        health = self.directory / f"health-{len(self.spawned)}"
+        told = {"HARDENED_HTTP": "127.0.0.1:0", "HARDENED_HEALTH_DIR": str(health), **env}
+        process = self._spawn(name, *argv, output=None, errors=None, **told)
+        others = [one for one in self._watched if one.name != name]
+        watched = Watched(key=health.name, name=name, kind=kind, pid=process.pid, health=health)
+        self._watched = tuple(sorted([*others, watched], key=lambda one: (one.kind != "worker", one.name)))
+        return process
+
     def _require(self, processes: list[Spawned], fact: Callable[[], bool]) -> None:
         """Wait until *fact* is true, or one of the processes it depends on is no more."""
         self.until(lambda: fact() or any(process.exit_code is not None for process in processes))
@@ -193,6 +239,10 @@ class Stage:
         """Have the demo end soon. For ``signal.signal``."""
         self._asked_to_end = signal_number
 
+    def go_on_to_the_end(self) -> None:
+        """What was asked is done: what follows is the usual end, which may be asked to be quicker."""
+        self._asked_to_end = None
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -205,6 +255,8 @@ class Stage:
             deadline = time.monotonic() + _GRACE
             while self.unharmed and self._asked_to_end is None and time.monotonic() < deadline:
                 time.sleep(_GLANCE)
+        if hasattr(self, "page"):
+            self.page.stop()
         for process in self.spawned:
             process.kill_all()
         if hasattr(self, "shop"):
@@ -216,6 +268,7 @@ class Stage:
     def leftovers(self) -> list[str]:
         """What is still there after the end, by name; nothing if all is well."""
         left = [process.name for process in self.spawned if process.anything_left]
+        left += ["page"] * (hasattr(self, "page") and self.page.running)
         return left + ["valkey"] * self._valkey.running + [str(self.directory)] * self.directory.exists()
 
     def _ask_workers_to_stop(self) -> None:

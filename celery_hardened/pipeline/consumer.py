@@ -23,13 +23,19 @@ from kombu.exceptions import ContentDisallowed
 from celery_hardened.dead_letter.letter import Reason
 from celery_hardened.errors import HardenedError, MalformedMessageError, StoreUnavailableError
 from celery_hardened.hardening import Hardening
+from celery_hardened.metrics.catalogue import TASKS, task_label
+from celery_hardened.metrics.outcome import Outcome
+from celery_hardened.pipeline import run_reports, task_log
 from celery_hardened.pipeline.admission import body_problem, header_problem
 from celery_hardened.pipeline.delivery import give_back_unstarted
-from celery_hardened.pipeline.letters import letter_for, observed, write
-from celery_hardened.pipeline.pool import jobs_kept
+from celery_hardened.pipeline.ended_timers import forget_ended
+from celery_hardened.pipeline.letters import letter_for, write
+from celery_hardened.pipeline.patience import observed
+from celery_hardened.pipeline.pool import heard_before_put_back, jobs_kept
 from celery_hardened.pipeline.publish import HIDDEN
 from celery_hardened.pipeline.reconnect import Reconnecting
 from celery_hardened.pipeline.upkeep import Upkeep, note_returns
+from celery_hardened.pipeline.worker_metrics import drain_by
 from celery_hardened.poison.isolation import Isolation
 from celery_hardened.poison.policy import judge
 from celery_hardened.transport.names import is_ours
@@ -65,6 +71,8 @@ class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
         self._isolation_ticking = False
         self.on_task_request = self._admit  # what strategies hand their requests to
         self.upkeep = Upkeep(self._hardening)
+        self._draining: Any = None
+        self._forgetting: Any = None
 
     @property
     def _hardening(self) -> Hardening:
@@ -156,6 +164,7 @@ class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
         """Write the letter of *message*, and only then do what ends it (*then* acks or rejects)."""
         hardening = self._hardening
         if observed(hardening, "write a dead letter (%s): %r", reason, type(error).__name__):
+            self._count(message, reason, error)
             return then(logger, self.connection_errors)
         queue = getattr(message, "hardened_queue", None) or self._queue_of(message)
         wire = capture(message, queue=queue)
@@ -176,7 +185,25 @@ class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
         for name in ("argsrepr", "kwargsrepr"):
             if name in wire.headers:
                 message.headers[name] = HIDDEN
+        self._count(message, reason, error)
         return then(logger, self.connection_errors)
+
+    def _count(self, message: Any, reason: Reason, error: BaseException) -> None:
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        queue = getattr(message, "hardened_queue", None) or self._queue_of(message)
+        outcome: Outcome = "unknown" if reason == "unknown_task" else "malformed"
+        name, task_id = task_label(headers.get("task")), headers.get("id")
+        self._hardening.metrics.inc(TASKS, (name, queue, outcome))
+        task_log.ended_unread(
+            self._hardening,
+            outcome,
+            task=name,
+            task_id=task_id if isinstance(task_id, str) else "",
+            queue=queue,
+            worker=str(self.hostname),
+            error=error,
+        )
+        run_reports.ended_unread(self._hardening, headers, outcome, worker=str(self.hostname))
 
     # --- 3: suspects -----------------------------------------------------------------------------------
 
@@ -229,7 +256,12 @@ class HardenedConsumer(Reconnecting, _Consumer):  # type: ignore[misc]
 
     def on_ready(self) -> None:
         super().on_ready()
+        if not self._hardening.settings.observe:
+            heard_before_put_back(self.pool)
         self.upkeep.start(self.timer)
+        self._draining = drain_by(self.timer, self._hardening, self._draining)
+        if self.hub and not self._hardening.settings.observe:
+            self._forgetting = forget_ended(self.timer, self._forgetting)
 
     def stop(self) -> None:
         super().stop()

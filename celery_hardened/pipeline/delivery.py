@@ -17,10 +17,15 @@ from typing import Any
 from celery import signals
 from celery.worker import state
 
+from celery_hardened import lease_clock
 from celery_hardened.errors import MalformedMessageError
 from celery_hardened.hardening import Hardening
+from celery_hardened.metrics.catalogue import LEASES_LOST, NO_TASK, TASKS
+from celery_hardened.pipeline import task_log
+from celery_hardened.pipeline.counting import count_end
 from celery_hardened.pipeline.letters import HANDED, letter_for, write
 from celery_hardened.pipeline.pool import forget_job
+from celery_hardened.signals import lease_lost, tell
 from celery_hardened.transport.delivery import Delivery
 from celery_hardened.transport.leases import Lease
 from celery_hardened.transport.names import is_ours
@@ -37,7 +42,7 @@ def attend(hardening: Hardening, worker: Any) -> None:
         return
     signals.worker_shutdown.connect(partial(close_delivery, delivery, worker), weak=False)
     atexit.register(close_delivery, delivery, worker)
-    delivery.on.lost = report_lost
+    delivery.on.lost = partial(report_lost, hardening)
     # solo and threads enforce no time limit: there a task beyond it runs on, and is nobody else's.
     delivery.on.working = partial(
         is_working, limits=worker.pool_cls.uses_semaphore or getattr(worker.pool_cls, "is_green", False)
@@ -104,10 +109,11 @@ def only_if_held(process: Callable[[Any], Any], worker: Any, delivery: Delivery 
                 )
                 request._message.ack()  # frees its place in the prefetch window; in Redis it is not ours to end
                 leave(request)
+                count_end(request, "lease_lost")
                 return None
             properties = request._request_dict.get("properties")
             if isinstance(properties, dict):
-                properties[HANDED] = (os.getpid(), time.monotonic())
+                properties[HANDED] = (os.getpid(), lease_clock.now())
         try:
             return process(request)
         except Exception:
@@ -123,7 +129,7 @@ def delivery_tag_of(request: Any) -> Any:
     return getattr(request._message, "delivery_tag", None)
 
 
-def report_lost(lease: Lease) -> None:
+def report_lost(hardening: Hardening, lease: Lease) -> None:
     """Somebody else may run at this moment what runs here."""
     name = task_id = None
     for request in _active():
@@ -135,6 +141,8 @@ def report_lost(lease: Lease) -> None:
         task_id,
         extra={"task": name, "task_id": task_id, "queue": lease.queue, "outcome": "lease_lost"},
     )
+    hardening.metrics.inc(LEASES_LOST, (lease.queue,))
+    tell(lease_lost, hardening.app, task=name, task_id=task_id, queue=lease.queue)
 
 
 def is_working(*, limits: bool = True) -> bool:
@@ -192,4 +200,6 @@ def bury_malformed(hardening: Hardening, worker: str, tag: str, queue: str, raw:
     )
     error = MalformedMessageError("the item in the queue is no message of Celery's or kombu's")
     write(hardening, letter_for(hardening, wire, reason="malformed", error=error, worker=worker, queue=queue))
+    hardening.metrics.inc(TASKS, (NO_TASK, queue, "malformed"))
+    task_log.ended_unread(hardening, "malformed", task=NO_TASK, task_id="", queue=queue, worker=worker, error=error)
     logger.warning("an item of queue %r is no message; it is a dead letter now", queue, extra={"queue": queue})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from celery_hardened.dead_letter.capture import from_wire, identify
 from celery_hardened.dead_letter.describe import cut_middle, describe
@@ -15,12 +15,14 @@ from celery_hardened.dead_letter.letter import DeadLetter, Reason
 from celery_hardened.dead_letter.parking import can_park, chord_group, detach, keep_groups_alive
 from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.hardening import Hardening
+from celery_hardened.marks import Marks
+from celery_hardened.metrics.catalogue import DEAD_LETTERS, task_label
+from celery_hardened.pipeline import held_windows, payload
 from celery_hardened.poison.contract import work_id
+from celery_hardened.signals import task_dead_lettered, tell
 from celery_hardened.wire import Wire
 
 logger = logging.getLogger("celery_hardened.dead_letter")
-
-T = TypeVar("T")
 
 #: Where the parent puts the raw message for the child: inside ``properties``, because Celery
 #: copies unknown top-level names into ``request.headers`` and from there into every retry.
@@ -30,7 +32,10 @@ WIRE = "hardened_wire"
 START = "hardened_start"
 ALONE = "hardened_alone"
 
-#: Likewise: which process handed it over, and when (``time.monotonic()``, one clock for all of a machine).
+#: Likewise: the owner that this start's claim will have, so that the parent can free the key of a dead child.
+OWNER = "hardened_owner"
+
+#: Likewise: which process handed it over, and when (``lease_clock.now()``).
 HANDED = "hardened_handed"
 
 
@@ -85,47 +90,12 @@ def work_of(wire: Wire, key: str | None) -> str:
     return work_id(task=who.task or "", root_id=who.root_id, key=key, body=wire.body)
 
 
-def observed(hardening: Hardening, what: str, *args: object) -> bool:
-    """In a dry run, log and count what would be done; ``True`` if it is one and nothing may be done."""
-    if hardening.settings.observe:
-        hardening.observed[what] += 1
-        times = hardening.observed[what]
-        # what is a format itself
-        logger.warning(f"observing: would {what}", *args, extra={"observed": times})  # noqa: G004
-        return True
-    return False
-
-
-def patiently(
-    hardening: Hardening,
-    step: Callable[[], T],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], object] = time.sleep,
-) -> T:
-    """Do a *step* on our store, trying again for ``hardened_dead_letter_write_timeout`` seconds.
-
-    For the pool process, where waiting holds up this task alone.
-
-    Raises:
-        StoreUnavailableError: It is not done; the task's message must not be acked.
-    """
-    deadline = clock() + hardening.settings.dead_letter_write_timeout
-    pause = 0.1
-    while True:
-        try:
-            return step()
-        except StoreUnavailableError:
-            if clock() + pause > deadline:
-                raise
-            sleep(pause)
-            pause = min(2.0, pause * 2)
-
-
 def write(hardening: Hardening, letter: DeadLetter) -> None:
     """Write *letter* once. Raises ``StoreUnavailableError``."""
     kept, new = keep(hardening.dead_letters, letter)
-    logger.error(
+    is_kept(hardening, letter, new=new)
+    logger.log(
+        beside_the_end(hardening) if letter.reason in ("poison", "lost") else logging.ERROR,
         "dead letter %s: %s %s (%s)%s",
         kept,
         letter.task or "<no task>",
@@ -137,11 +107,31 @@ def write(hardening: Hardening, letter: DeadLetter) -> None:
             "task_id": letter.task_id,
             "queue": letter.queue,
             "attempt": letter.attempt,
-            "outcome": "dead_letter",
+            "letter": kept,
             "reason": letter.reason,
             **{f"arg_{name}": value for name, value in letter.log_args.items()},
         },
     )
+
+
+def beside_the_end(hardening: Hardening) -> int:
+    """Level of a line about a lost process: the record of its end is an ``ERROR`` already, unless there is none, and so
+    is the pool's own line about the signal."""
+    settings = hardening.settings
+    return logging.WARNING if settings.task_logs and not settings.observe else logging.ERROR
+
+
+def is_kept(hardening: Hardening, letter: DeadLetter, *, new: bool = True) -> None:
+    """A letter was written: its payloads live as long as it may, and its task's window is over. Never raises.
+
+    One that is not *new* was written before, and is not counted again.
+    """
+    if new:
+        hardening.metrics.inc(DEAD_LETTERS, (task_label(letter.task), letter.queue, letter.reason))
+        tell(task_dead_lettered, hardening.app, letter=letter)
+    payload.keep(hardening, letter)
+    if letter.task_id:
+        held_windows.ended(hardening, Marks.read(letter.headers), letter.task_id, well=False)
 
 
 def may_park(hardening: Hardening, task: Any, request: Any) -> bool:

@@ -1,8 +1,11 @@
-"""A lost connection ends no job that the prefork pool has taken on.
+"""What the prefork pool does with its jobs when a connection is lost, and when a process is.
 
-Celery forgets every job that no child has confirmed yet, since their messages will be delivered
-again. With leases they will not: a job forgotten in a pipe would run and never be acked, one in
-the buffer would never run, and both would stay leased for as long as the worker lives.
+A lost connection ends no job that the pool has taken on. Celery forgets every job that no child has
+confirmed yet, since their messages will be delivered again. With leases they will not: a job forgotten
+in a pipe would run and never be acked, one in the buffer would never run, and both would stay leased
+for as long as the worker lives.
+
+A job that was started is not put back, see `heard_before_put_back`.
 """
 
 from __future__ import annotations
@@ -52,6 +55,33 @@ def _finish_writes(inner: Any) -> None:
         if job is None:
             for _ in writer:
                 pass
+
+
+def heard_before_put_back(pool: Any) -> None:
+    """From now on *pool* reads what a dead process had said before it gives the process's job to another.
+
+    Celery sees to all that have died up to now, reads their pipes and then looks through the jobs. A process
+    that dies between is dead in the second step, and what it said is not read: its job counts as never
+    started, is put back and started again, and that death is nobody's. The time between is long when the
+    first of them has a letter written. For a task that acks early it is a second run after its ack.
+
+    Called again, or for another pool, it does nothing.
+    """
+    inner: Any = getattr(pool, "_pool", None)
+    if not hasattr(inner, "_active_writers") or "on_job_process_down" in vars(inner):
+        return
+    put_back = inner.on_job_process_down
+
+    def on_job_process_down(job: Any, pid_gone: Any) -> None:
+        process = job._write_to
+        # Those whose pipes have been read are no longer among the pool's.
+        if process is not None and process in inner._pool and not process._is_alive():
+            inner.process_flush_queues(process)
+            if job._accepted:
+                return  # lost with its process, or ended: the pool's next look finds it so
+        put_back(job, pid_gone)
+
+    inner.on_job_process_down = on_job_process_down
 
 
 def forget_job(pool: Any, task_id: str) -> None:

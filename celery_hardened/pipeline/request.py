@@ -2,9 +2,10 @@
 
 ::
 
+    accepted          windows on a lease             before an early ack: early_ack.py
     lost child        death + delay, or poison      before the ack
     hard time limit   letter `timeout`, or a retry   before the ack
-    Reject            letter `rejected`              before the ack
+    Reject            letter `rejected`              before the ack; also a requeue after it
     any other failure letter, unless the child wrote it
 
 The mix-in is composed with the task's own ``Request`` class. Only methods that
@@ -17,36 +18,42 @@ from __future__ import annotations
 import logging
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import VERSION
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
+from kombu.asynchronous import get_event_loop
 
 from celery_hardened.dead_letter.letter import Reason
 from celery_hardened.dead_letter.parking import chord_group
 from celery_hardened.errors import StoreUnavailableError, TaskMemoryError, TaskProcessLostError
 from celery_hardened.hardening import Hardening
+from celery_hardened.idempotency.decorator import options_of
 from celery_hardened.logs import log_args
-from celery_hardened.marks import Marks, deaths_in
-from celery_hardened.pipeline.letters import ALONE, START, WIRE, letter_for, may_park, observed, park, work_of, write
+from celery_hardened.marks import Marks, deaths_in, is_once
+from celery_hardened.pipeline import held_windows, letters
+from celery_hardened.pipeline.claim import release_of_dead
+from celery_hardened.pipeline.early_ack import EarlyAck
+from celery_hardened.pipeline.letters import ALONE, OWNER, START, WIRE, letter_for, may_park, park, work_of, write
+from celery_hardened.pipeline.patience import observed
 from celery_hardened.pipeline.retry import policy_of, publish_from_parent
+from celery_hardened.pipeline.superseded import Superseded, end_superseded
 from celery_hardened.poison.contract import Start
 from celery_hardened.poison.policy import death_delay, is_suspect, judge
 from celery_hardened.poison.rebirth import publish_again
 from celery_hardened.wire import Wire, pack, unpack
 
-if TYPE_CHECKING:
-    from celery.worker.request import Request as _Request
-else:
-    _Request = object  # a mix-in: the class it is composed with is the task's own
-
 logger = logging.getLogger("celery_hardened.request")
 
 #: Seconds until a suspect comes back for which a worker did not come to rest.
 COME_BACK = 120.0
+
+#: Seconds after which a process that ran into its hard limit is certainly dead.
+_KILLED_WITHIN = 2.0
 
 _HANDLED_ELSEWHERE = (Ignore, Retry, Terminated)
 
@@ -58,7 +65,7 @@ def compose_request(base: type) -> type:
     return type(base.__name__, (HardenedRequest, base), {"__module__": base.__module__})
 
 
-class HardenedRequest(_Request):  # type: ignore[misc]
+class HardenedRequest(EarlyAck):
     """Mix-in for ``celery.worker.request.Request``."""
 
     def __init__(self, message: Any, **options: Any) -> None:
@@ -79,6 +86,8 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         """Is the start of this delivery written down? The child decides by the same rule."""
         if self.suspect:
             request["properties"][START] = self.start.token
+        if options_of(self.task) is not None or is_once(message.headers):
+            request["properties"][OWNER] = uuid4().hex
         if self.task.acks_late:
             # An early ack is sent at once: a task must not start again that acks before it runs.
             let_ride = getattr(getattr(message.channel, "qos", None), "let_ack_ride", None)
@@ -109,6 +118,12 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         """Tell the child that it has the worker to itself."""
         self._request_dict["properties"][ALONE] = True
 
+    def revoked(self) -> Any:
+        revoked = super().revoked()
+        if revoked:  # or expired: it comes to nothing, and its window is free
+            held_windows.ended(self._hardening, self.marks, str(self.id), well=False)
+        return revoked
+
     def cancel(self, *args: Any, **options: Any) -> Any:
         # A cold shutdown cuts it short and forgets it; its message goes back.
         self._hardening.cut_short.append(self)
@@ -137,7 +152,13 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             # Celery would re-raise it here, in the main process, and the whole worker would go.
             error = TaskMemoryError(str(error))
             exc_info = _info(error)
-        if isinstance(error, _HANDLED_ELSEWHERE) or (isinstance(error, Reject) and error.requeue):
+        if isinstance(error, Superseded):
+            return end_superseded(self)
+        if isinstance(error, Terminated):
+            held_windows.ended(self._hardening, self.marks, str(self.id), well=False)
+            self._free_key()
+        goes_back = isinstance(error, Reject) and error.requeue and not self.acknowledged
+        if goes_back or isinstance(error, _HANDLED_ELSEWHERE):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         if state.should_terminate:  # cold shutdown: the message goes back, nothing has failed
             self._hardening.cut_short.append(self)
@@ -162,6 +183,9 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         From Celery 5.7 ``on_timeout`` does all that a failure needs; before, only ``on_failure`` did.
         """
         task: Any = self.task
+        loop = get_event_loop()
+        if loop is not None:  # its process is killed only after this
+            loop.call_later(_KILLED_WITHIN, self._free_key)
         if task.is_hardened and self._retry_timeout(error):
             self._timed_out_and_retried = True
             self.acknowledge()
@@ -192,10 +216,12 @@ class HardenedRequest(_Request):  # type: ignore[misc]
         if stored is not None and stored():
             # It had succeeded and its result was stored; Celery acks it as the success it is.
             self._forget_deaths()
+            self.ended_well = True
             return super().on_failure(exc_info, send_failed_event, return_ok)
         again = task.acks_late and task.reject_on_worker_lost and not self.acknowledged
         # In a dry run hardened tasks are not acked late yet, as they would be.
         again = again or (task.is_hardened and self._hardening.settings.observe)
+        self._free_key()
         if not again:
             if not self._bury(error, "lost", formatted=exc_info.traceback):
                 return None
@@ -204,10 +230,13 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             return super().on_failure(exc_info, send_failed_event, return_ok)
         return self._on_death(str(error), send_failed_event)
 
+    def _free_key(self) -> None:
+        release_of_dead(self._hardening, self.task, self.marks, self._request_dict["properties"].get(OWNER))
+
     def _on_death(self, last: str, send_failed_event: bool) -> Any:
         """A certain death: count it, then start the message again later, or bury it as poison."""
-        hardening, task = self._hardening, self.task
-        limit = hardening.settings.max_worker_deaths
+        hardening, task, settings = self._hardening, self.task, self._hardening.settings
+        limit = settings.max_worker_deaths
         try:
             record = hardening.deaths.record_death(self.start)
             deaths, poison = record.deaths, judge(record, limit=limit) == "poison"
@@ -218,12 +247,12 @@ class HardenedRequest(_Request):  # type: ignore[misc]
             logger.warning("death %s of %s is counted in its message only: %s", deaths, task.name, problem)
         if poison:
             return self.bury_poison(deaths, last, send_failed_event)
-        settings = hardening.settings
         # Contained tasks start again as Celery would start them: at once.
         delay = death_delay(deaths, base=settings.death_delay, longest=settings.death_delay_max) * task.is_hardened
         if not self._start_again(deaths, delay):
             return None
-        logger.error(
+        logger.log(
+            letters.beside_the_end(hardening),
             "%s[%s] lost its process (%s): death %s of %s, next start in %.1f s",
             task.name,
             self.id,
@@ -306,13 +335,7 @@ class HardenedRequest(_Request):  # type: ignore[misc]
 
 
 #: Does ``on_timeout`` record the failure itself (Celery 5.7), or only ``on_failure`` (5.6)?
-def _on_timeout_fails() -> bool:
-    from celery import VERSION
-
-    return tuple(VERSION[:2]) >= (5, 7)
-
-
-ON_TIMEOUT_FAILS = _on_timeout_fails()
+ON_TIMEOUT_FAILS = tuple(VERSION[:2]) >= (5, 7)
 
 
 def _unwrap(error: Any) -> BaseException:

@@ -20,6 +20,7 @@ from kombu.exceptions import EncodeError
 
 from celery_hardened.hardening import Hardening
 from celery_hardened.marks import HEADER, Marks
+from celery_hardened.pipeline.fetch import for_retry
 from celery_hardened.pipeline.letters import WIRE
 from celery_hardened.retry.classify import classify
 from celery_hardened.retry.policy import GiveUp, RetryIn, RetryPolicy, Verdict, decide
@@ -173,13 +174,25 @@ def publish_from_parent(
 
 
 def _tell_of_retry(task: Any, request: Any, error: BaseException, delay: float, *, store: bool) -> None:
-    """State, hook and signal of a retry that no pool process lives to tell of."""
-    info = ExceptionInfo((type(error), error, error.__traceback__))
+    """State, hook and signal of a retry that no pool process lives to tell of.
+
+    It is on its way, so its message is to be acked whatever goes wrong here: nothing is raised.
+    """
+    try:
+        raise error  # one that was only made, as in a pool of greenlets, has no traceback, and billiard wants one
+    except type(error):
+        info = ExceptionInfo()
     if store:
-        task.backend.mark_as_retry(request.id, error, info.traceback, request=request)
+        try:
+            task.backend.mark_as_retry(request.id, error, info.traceback, request=request)
+        except Exception as problem:  # noqa: BLE001 - whatever the result backend raises
+            logger.warning("the state of %s is not RETRY in the result backend: %r", task.name, problem)
     task.request_stack.push(request)
     try:
-        task.on_retry(error, request.id, request.args, request.kwargs, info)
+        try:
+            task.on_retry(error, request.id, request.args, request.kwargs, info)
+        except Exception:
+            logger.exception("on_retry of %s raised", task.name, extra={"task_id": request.id})
         task_retry.send(sender=task, request=request, reason=Retry(exc=error, when=delay), einfo=info)
     finally:
         task.request_stack.pop()
@@ -223,6 +236,7 @@ def publish_retry(
             acked early), or no broker would ever take it (arguments that cannot be encoded).
     """
     request = task.request
+    options = for_retry(request, options)
     named = type(error).__name__ if error is not None else "Retry"
     now = time.time()
     next_marks = replace(
@@ -230,6 +244,7 @@ def publish_retry(
         # The horizon of an eager task, or of a plain producer's message, runs from here.
         first_published=now if marks.first_published is None else marks.first_published,
         waited=marks.waited + delay,
+        deaths=0 if request.__dict__.get(NOTES, {}).get("progress") else marks.deaths,
     )
     headers = {name: value for name, value in (request.headers or {}).items() if name not in STALE_HEADERS}
     headers.update(options.pop("headers", None) or {})

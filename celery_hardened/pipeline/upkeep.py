@@ -10,6 +10,7 @@ from celery.worker import state
 from celery_hardened.dead_letter.parking import keep_groups_alive
 from celery_hardened.errors import HardenedError
 from celery_hardened.hardening import Hardening
+from celery_hardened.pipeline import claim, payload
 from celery_hardened.transport.names import is_ours
 
 logger = logging.getLogger("celery_hardened.upkeep")
@@ -40,6 +41,8 @@ class Upkeep:
             dropped = self._hardening.dead_letters.sweep()
             if dropped:
                 logger.warning("retention dropped %s dead letters that were not acted on", dropped)
+            payload.sweep(self._hardening)
+            claim.sweep(self._hardening)
             groups = {group for _, group in self._hardening.dead_letters.parked_groups()}
             if groups:
                 keep_groups_alive(self._hardening.app, groups, seconds=self._hardening.settings.dead_letter_max_age)

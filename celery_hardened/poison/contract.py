@@ -48,6 +48,9 @@ class DeathStore(Protocol):
     def close_start(self, start: Start, *, finished: bool) -> None:
         """A recorded start ended. *finished*: for good, so the work is forgotten."""
 
+    def progress(self, start: Start) -> None:
+        """A recorded start has come further than any before it: the deaths so far are forgotten, it stays open."""
+
     def record_death(self, start: Start) -> Record:
         """The parent saw it die; the record with this death in it."""
 

@@ -3,7 +3,8 @@
 -- KEYS[1]  record  HASH
 --     open:<start>   a recorded start that has not ended
 --     died:<start>   a start whose process the parent saw die
---     carried        deaths its message carried when this record was made anew
+--     carried        deaths its message carried when this record was made anew; 0: none count any more,
+--                    whatever it carries, because it has come further since
 --     presumed       1: it came back once without explanation
 --     alone          the start that has, or had when its worker died, the worker to itself
 --

@@ -13,13 +13,15 @@ from celery_hardened.poison.policy import Record
 class _Work:
     open: set[str] = field(default_factory=set)
     died: set[str] = field(default_factory=set)
-    carried: int = 0
+    carried: int | None = None
+    """``0``: none count, whatever the message carries."""
+
     presumed: int = 0
     alone: str | None = None
 
     def record(self, apart_from: str = "") -> Record:
         return Record(
-            certain=self.carried + len(self.died),
+            certain=(self.carried or 0) + len(self.died),
             presumed=self.presumed,
             unclosed=len(self.open - {apart_from}),
             alone=self.alone is not None and self.alone != apart_from,
@@ -31,9 +33,14 @@ class _Work:
             self.alone = None
 
     @property
+    def clean(self) -> bool:
+        """Nothing is held against it."""
+        return not (self.open or self.died or self.carried or self.presumed or self.alone)
+
+    @property
     def empty(self) -> bool:
         """Redis keeps no hash without fields; so a record that says nothing is none."""
-        return not (self.open or self.died or self.carried or self.presumed or self.alone)
+        return self.clean and self.carried is None
 
 
 class InMemoryDeathStore:
@@ -52,10 +59,9 @@ class InMemoryDeathStore:
         with self._lock:
             explained = (start.work, start.task_id) in self._returned
             self._returned.discard((start.work, start.task_id))
-            if start.work not in self._works:
-                presumed = int(redelivered and not explained and not start.carried)
-                self._works[start.work] = _Work(carried=start.carried, presumed=presumed)
-            work = self._works[start.work]
+            work = self._works.setdefault(start.work, _Work(carried=start.carried or None))
+            if work.clean and not start.carried:
+                work.presumed = int(redelivered and not explained)
             before = work.record(start.token)
             work.open.add(start.token)
             if alone:
@@ -69,9 +75,14 @@ class InMemoryDeathStore:
             else:
                 self._end(start)
 
+    def progress(self, start: Start) -> None:
+        with self._lock:
+            known = self._works.get(start.work, _Work())
+            self._works[start.work] = _Work(open=known.open & {start.token}, carried=0)
+
     def record_death(self, start: Start) -> Record:
         with self._lock:
-            work = self._works.setdefault(start.work, _Work(carried=start.carried))
+            work = self._works.setdefault(start.work, _Work(carried=start.carried or None))
             work.open.discard(start.token)
             work.died.add(start.token)
             return work.record()

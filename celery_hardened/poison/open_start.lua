@@ -14,13 +14,13 @@
 -- first delivery, which nobody wrote down. After that, only starts count.
 
 local explained = redis.call('DEL', KEYS[2]) == 1
-if redis.call('EXISTS', record) == 0 then
-    local carried = tonumber(ARGV[4])
-    if carried > 0 then
-        redis.call('HSET', record, 'carried', carried)
-    elseif ARGV[2] == '1' and not explained then
-        redis.call('HSET', record, 'presumed', 1)
-    end
+local new = redis.call('EXISTS', record) == 0
+local clean = redis.call('HLEN', record) == 1 and redis.call('HGET', record, 'carried') == '0'
+local carried = tonumber(ARGV[4])
+if new and carried > 0 then
+    redis.call('HSET', record, 'carried', carried)
+elseif (new or clean) and carried == 0 and ARGV[2] == '1' and not explained then
+    redis.call('HSET', record, 'presumed', 1)
 end
 
 local before = known(ARGV[1])

@@ -24,6 +24,7 @@ class RedisDeathStore:
         self._peek = self._script(client, "peek", "reading deaths")
         self._open = self._script(client, "open_start", "recording a start")
         self._close = self._script(client, "close_start", "recording the end of a start")
+        self._progress = self._script(client, "progress", "recording progress")
         self._death = self._script(client, "record_death", "recording a death")
         self._return = self._script(client, "record_return", "recording a return")
 
@@ -40,6 +41,9 @@ class RedisDeathStore:
 
     def close_start(self, start: Start, *, finished: bool) -> None:
         self._close(keys=[self._key(start.work)], args=[start.token, int(finished)])
+
+    def progress(self, start: Start) -> None:
+        self._progress(keys=[self._key(start.work)], args=[start.token, self._ttl])
 
     def record_death(self, start: Start) -> Record:
         return _record(self._death(keys=[self._key(start.work)], args=[start.token, start.carried, self._ttl]))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from celery_hardened import lease_clock
 from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.transport.leases import Lease, Leases
 from celery_hardened.transport.policy import RENEWALS, may_renew
@@ -126,7 +127,7 @@ class Keeper:
 
     def _renew(self) -> None:
         leases = self._leases
-        if time.monotonic() - leases.renewed < leases.lease / RENEWALS:
+        if lease_clock.now() - leases.renewed < leases.lease / RENEWALS:
             return
         if may_renew(silence=self.silence, lease=leases.lease, working=self._on.working()):
             leases.renew()

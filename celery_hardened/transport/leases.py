@@ -16,11 +16,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from celery_hardened import lease_clock
 from celery_hardened.errors import StoreUnavailableError
 from celery_hardened.transport.scripts import DeliveryScripts
 
@@ -81,7 +81,7 @@ class Leases:
         self._returns: deque[_Return] = deque()
         self._lists: set[str] = set()
         self._left: set[str] = set()
-        self.renewed = time.monotonic()
+        self.renewed = lease_clock.now()
         """When all leases were prolonged last."""
         self.malformed = False
         """Something was set aside just now."""
@@ -103,7 +103,7 @@ class Leases:
     def start(self, tag: str) -> bool:
         """It is about to run. ``False``: it must not, it is not ours any more."""
         self._here()
-        if time.monotonic() - self.renewed > self.lease:
+        if lease_clock.now() - self.renewed > self.lease:
             # This process stood still, or was cut off, for longer than a lease: ask before, not after.
             try:
                 self.renew([tag])
@@ -257,7 +257,7 @@ class Leases:
         with self._lock:
             tags = list(only) if only is not None else [*self._held, *self._acks]
             lists = sorted(self._lists)
-        asked = time.monotonic()  # not when the answer came: this process may stand still meanwhile
+        asked = lease_clock.now()  # not when the answer came: this process may stand still meanwhile
         gone = self.scripts.renew(tags, lists=lists, lease=self.lease)
         with self._lock:
             # In one step: between them, a start would believe that what is lost is fresh. What was acked

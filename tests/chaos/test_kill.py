@@ -66,6 +66,7 @@ def test_killed_children_lose_nothing(start_worker: StartWorker, load_project: L
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_killed_workers_lose_nothing(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
     """
     Ten whole workers are killed at random moments under load. Every order ends;

@@ -57,11 +57,12 @@ def test_what_a_frozen_pool_process_holds_does_not_start_late(
     A job lies in the pipe of a pool process when the whole worker freezes for longer than its lease. It
     starts elsewhere, and not a second time when the worker wakes.
     """
-    env = {"CONF": repr({"hardened_lease": 1.0})}
+    env = {"CONF": repr({"hardened_lease": 1.0, "hardened_task_logs": False})}  # Celery says what it has received
     frozen = start_worker(SHOP, concurrency=1, env=env)
     project = load_project(SHOP, env=env)
-    project.slow.delay("first", 0.1)
-    until(lambda: notes(out, "ends"), within=60, what="the pool to be warm")
+    first = project.slow.delay("first", 0.1)
+    first.get(timeout=60)
+    until(lambda: not _leased(project), within=60, what="the pool to be warm, and free")
     [child] = [psutil.Process(pid) for pid in frozen.children()]
     child.suspend()  # the next job is written to its pipe, and nobody reads it
     second = project.slow.delay("second", 0.1)

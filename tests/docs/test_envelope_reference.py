@@ -64,7 +64,8 @@ def test_the_header_has_the_fields_of_the_page() -> None:
     """A header that says all it can says what the page lists, and a fresh one the three it names."""
     full = Marks(
         published=1.0, first_published=1.0, first_failed=1.0, waited=1.0, deaths=1, redrives=1, redrive=("a", "b"),
-        key="k", correlation_id="c", history=((1.0, "w", "E"),),
+        dedup=("k", "finish"), busy_since=1.0, key="k", correlation_id="c", history=((1.0, "w", "E"),),
+            slot=1.0, schedule="s", missed=1, run="schedule:s", once=True, yields=True,
     )  # fmt: skip
     assert set(full.header(attempt=1)) == set(named("The `hardened` header"))
     assert {field.name for field in fields(Marks)} == set(named("The `hardened` header")) - {"v", "attempt"}

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.pages import DOCS, ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+TOUR = ROOT / "example_project" / "README.md"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", TOUR, *sorted(DOCS.rglob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:

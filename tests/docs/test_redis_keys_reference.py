@@ -13,8 +13,12 @@ from celery import Celery
 from redis import Redis
 
 from celery_hardened import DeadLetter, Hardening, harden
+from celery_hardened.checkpoint.store import RedisCheckpointStore
+from celery_hardened.claim_check.redis import RedisPayloadStore
 from celery_hardened.dead_letter.parking import _GROUP_KEYS
+from celery_hardened.dedup.store import RedisWindowStore
 from celery_hardened.hardening import Hardening as State
+from celery_hardened.idempotency.store import RedisClaimStore
 from celery_hardened.marks import HEADER, Marks
 from celery_hardened.poison.contract import Start
 from tests.support.pages import codes, table, text_of
@@ -59,7 +63,7 @@ def letter(number: int, **more: Any) -> DeadLetter:
 
 
 def use_everything(hardening: State) -> None:
-    """Every step that writes: letters in all states and dropped ones, starts, deaths, returns, switches."""
+    """Every step that writes: letters in all states and dropped ones, starts, deaths, returns, claims, switches."""
     store = hardening.dead_letters
     store.put(letter(1))
     store.put(letter(2, parked=True, group_id="g1"))
@@ -84,6 +88,23 @@ def use_everything(hardening: State) -> None:
     deaths.record_return(two)
     deaths.record_death(replace(one, token="token3"))
     deaths.close_start(one, finished=False)
+
+    claims = RedisClaimStore(hardening.redis, prefix=hardening.prefix)
+    lifetime = hardening.settings.death_memory
+    claims.claim("shop.charge:1:5f1d", owner="o1", task_id="id1", fingerprint="f1", lease=30, lifetime=lifetime)
+    claims.claim("shop.charge:1:6a2e", owner="o2", task_id="id2", fingerprint="f2", lease=30, lifetime=lifetime)
+    claims.finish("shop.charge:1:6a2e", owner="o2", result=b"1", lifetime=lifetime)
+
+    windows = RedisWindowStore(hardening.redis, prefix=hardening.prefix)
+    windows.enter("shop.refresh:1:5f1d", task_id="id1", ttl=lifetime)
+    windows.enter("shop.refresh:1:6a2e", task_id="id2", ttl=lifetime, window=lifetime)
+
+    checkpoints = RedisCheckpointStore(hardening.redis, prefix=hardening.prefix)
+    checkpoints.open("shop.charge:1:5f1d", owner="o1", again=False, lifetime=lifetime)
+    checkpoints.save("shop.charge:1:5f1d", owner="o1", state=b"{}", lifetime=lifetime)
+
+    payloads = RedisPayloadStore(hardening.redis, prefix=hardening.prefix)
+    payloads.put("0" * 32, b"data", max_age=lifetime)
 
     hardening.switches.set("retries", False, by="me", why="test")
     hardening.switches.set("parking", True, by="me", why="test")

@@ -13,7 +13,8 @@ import pytest
 from celery import Celery
 
 from celery_hardened import ConfigurationError, HardenedTask, Hardening, harden, settings
-from celery_hardened.settings import _LEAST, _MAY_BE_NONE, _ONE_OF, Settings
+from celery_hardened.settings import Settings
+from celery_hardened.settings_rules import LEAST, MAY_BE_NONE, ONE_OF
 from tests.support.pages import generated, text_of
 
 PAGE = "reference/settings.md"
@@ -49,11 +50,11 @@ def shown(value: Any) -> str:
 
 
 def allowed(name: str) -> str:
-    if name in _LEAST:
+    if name in LEAST:
         nullable = type(None) in get_args(get_type_hints(Settings)[name])
-        return f"at least {_LEAST[name]:g}" + (", or `None`" if nullable else "")
-    if name in _ONE_OF:
-        return " or ".join(f"`{value!r}`" for value in _ONE_OF[name])
+        return f"at least {LEAST[name]:g}" + (", or `None`" if nullable else "")
+    if name in ONE_OF:
+        return " or ".join(f"`{value!r}`" for value in ONE_OF[name])
     return "text" + (", or `None`" if type(None) in get_args(get_type_hints(Settings)[name]) else "")
 
 
@@ -93,11 +94,11 @@ def test_durations_may_be_timedeltas() -> None:
     assert Settings.from_conf({"hardened_retry_for": timedelta(hours=1)}).retry_for == 3600
 
 
-@pytest.mark.parametrize("name", sorted(_LEAST))
+@pytest.mark.parametrize("name", sorted(LEAST))
 def test_none_is_refused_where_the_page_does_not_offer_it(name: str) -> None:
     """A number that is missing would be a TypeError in the middle of a task."""
     if "`None`" in allowed(name):
-        assert name in _MAY_BE_NONE
+        assert name in MAY_BE_NONE
         return
     with pytest.raises(ConfigurationError, match=f"hardened_{name} is None"):
         Settings.from_conf({f"hardened_{name}": None})
@@ -110,7 +111,7 @@ def test_settings_are_read_once() -> None:
     harden(app)
     app.conf.hardened_max_retries = 5
 
-    @app.task(base=HardenedTask)  # type: ignore[misc]
+    @app.task(base=HardenedTask, shared=False)  # type: ignore[misc]
     def charge() -> None: ...
 
     assert charge.max_retries == 5

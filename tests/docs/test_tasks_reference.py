@@ -52,7 +52,7 @@ def test_preset_attributes_are_those_of_the_page() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     harden(app)
 
-    @app.task(base=HardenedTask)  # type: ignore[misc]
+    @app.task(base=HardenedTask, shared=False)  # type: ignore[misc]
     def silent() -> None: ...
 
     before = dict(vars(HardenedTask))
@@ -73,7 +73,7 @@ def test_one_limit_of_the_users_is_left_alone() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     harden(app)
 
-    @app.task(base=HardenedTask, time_limit=0)  # type: ignore[misc]
+    @app.task(base=HardenedTask, shared=False, time_limit=0)  # type: ignore[misc]
     def unlimited() -> None: ...
 
     assert (unlimited.time_limit, unlimited.soft_time_limit) == (0, None)

@@ -88,7 +88,7 @@ def test_each_way_back_works() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     harden(app)
 
-    @app.task(base=HardenedTask, **one)  # type: ignore[misc]
+    @app.task(base=HardenedTask, shared=False, **one)  # type: ignore[misc]
     def as_before() -> None: ...
 
     assert {name: getattr(as_before, name) for name in one} == one
@@ -98,7 +98,7 @@ def test_each_way_back_works() -> None:
     app.conf.update({name: eval(value) for name, value in for_all.items()})
     harden(app)
 
-    @app.task(base=HardenedTask)  # type: ignore[misc]
+    @app.task(base=HardenedTask, shared=False)  # type: ignore[misc]
     def all_as_before() -> None: ...
 
     found = [getattr(all_as_before, codes(row[0])[0]) for row in rows]

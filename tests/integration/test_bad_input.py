@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -147,9 +148,10 @@ def test_expired_and_revoked_are_recorded(start_worker: StartWorker, load_projec
     start_worker(SHOP)
     project = load_project(SHOP)
     expired = project.fine.apply_async(("late",), expires=-1)
-    revoked = project.slow.apply_async(("gone", 0), countdown=3)
     project.fine.delay("first").get(timeout=30)
-    revoked.revoke()
+    task_id = uuid4().hex
+    assert project.app.control.revoke(task_id, reply=True, timeout=30, limit=1), "no worker has heard of it"
+    revoked = project.slow.apply_async(("gone", 0), task_id=task_id)
 
     until(lambda: expired.state == "REVOKED", what="the expired task to be recorded")
     until(lambda: revoked.state == "REVOKED", what="the revoked task to be recorded")

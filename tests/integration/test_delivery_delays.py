@@ -27,7 +27,7 @@ LEASE = 3.0
 SHORT = conf(hardened_lease=LEASE)
 
 #: Seconds until a delayed task is due: several leases, and long enough to kill and start workers meanwhile.
-AHEAD = 15.0
+AHEAD = 30.0
 
 
 @pytest.mark.chaos
@@ -62,7 +62,7 @@ def test_delays_survive_every_worker(
     until(book.empty, within=20, what="all to be acked")
     first, second = starts(out, "retried")
     late = [start.at - sent - AHEAD for start in starts(out, "eta", "plain")] + [second.at - first.at - AHEAD]
-    assert all(-0.2 <= seconds <= 5 for seconds in late), f"late by {late} s"
+    assert all(-0.2 <= seconds <= 15 for seconds in late), f"late by {late} s"
     assert [start.order for start in starts(out, "eta", "plain")].count("eta") == 1
     assert not any(start.marked for start in starts(out))
     assert letters(project) == []
@@ -103,7 +103,7 @@ def test_short_delay_is_handed_out(
     project.job.delay("warm").get(timeout=30)
     sent = time.time()
     project.job.apply_async(("soon",), countdown=0.8).get(timeout=30)
-    assert -0.1 <= starts(out, "soon")[0].at - sent - 0.8 <= 5
+    assert -0.1 <= starts(out, "soon")[0].at - sent - 0.8 <= 15
     until(Book(broker).empty, within=10, what="both to be acked")
 
 
@@ -113,9 +113,9 @@ def test_revoked_while_it_waits(
     """A task that was revoked while it waited is REVOKED when it is due, and not started; so is one that expired."""
     start_worker(DELIVERY, concurrency=1, env=SHORT)
     project = load_project(DELIVERY, env=SHORT)
-    revoked = project.job.apply_async(("revoked",), countdown=4)
-    expired = project.job.apply_async(("expired",), countdown=4, expires=3)
-    kept = project.job.apply_async(("kept",), countdown=5)
+    revoked = project.job.apply_async(("revoked",), countdown=10)
+    expired = project.job.apply_async(("expired",), countdown=10, expires=9)
+    kept = project.job.apply_async(("kept",), countdown=11)
     book = Book(broker)
     until(lambda: len(book.delayed()) == 3, what="three messages to wait in Redis")
     revoked.revoke()

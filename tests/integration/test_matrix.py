@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, shared_task
+from celery.exceptions import NotRegistered
+from celery.result import AsyncResult
 from pytest_celery import CeleryTestSetup, RedisTestBroker, ping
 
 from tests.support import matrix_tasks
+from tests.support.client import client_side
 from tests.support.notes import notes
+from tests.support.pytest_celery_nodes import ResultBackend, ValkeyNode
 from tests.support.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
@@ -79,3 +83,18 @@ def test_nodes_can_be_inspected(celery_setup: CeleryTestSetup) -> None:
     worker.restart()
 
     assert ping.s().apply_async(queue=worker.worker_queue).get(timeout=30) == "pong"
+
+
+def test_the_end_of_results_asks_no_stranger(default_redis_backend: ValkeyNode) -> None:
+    """What another test has left alive is not asked what it is: a shared task that the app has not would raise."""
+
+    def nobody() -> None: ...
+
+    with client_side():
+        with client_side():
+            stranger = shared_task(name="of.nobody")(nobody)
+        result = AsyncResult("one", app=Celery())
+        ResultBackend(default_redis_backend).teardown()
+        assert result.backend is None
+        with pytest.raises(NotRegistered):
+            isinstance(stranger, AsyncResult)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from celery_hardened import Hardening, Query
+from celery import Celery
+from kombu import Queue
+
+from celery_hardened import Hardening, Query, harden
 from tests.fixtures.processes import LoadProject, StartWorker
+from tests.support.broker import Broker
 from tests.support.letters import letter_of
 from tests.support.notes import notes
 from tests.support.shop import SHOP
@@ -20,6 +24,30 @@ TOPIC = """{"task_queues": [
     ),
     __import__("kombu").Queue(os.environ["QUEUE"]),
 ]}"""
+
+
+def test_queues_without_a_routing_key_share_one(broker: Broker) -> None:
+    """What W019 warns of, on each broker: by the name of a queue a message arrives there alone; by exchange and key
+    in all that have no key of their own."""
+    names = [f"{broker.queue}.{name}" for name in ("low", "high")]
+    app = Celery("shop", broker=broker.url, set_as_current=False)
+    app.conf.update(task_default_queue=names[0], task_queues=[Queue(name) for name in names])
+    harden(app)
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        for queue in app.amqp.queues.values():
+            queue(channel).declare()
+
+        def waiting() -> list[int]:
+            # An empty queue on Redis is none.
+            return [channel.queue_declare(name, passive=broker.kind == "rabbitmq").message_count for name in names]
+
+        app.send_task("x", queue=names[1])
+        until(lambda: waiting() == [0, 1], within=30, what="one message in the queue that was named")
+        app.send_task("x", exchange=names[0], routing_key=names[0])
+        until(lambda: waiting() == [1, 2], within=30, what="a copy in each queue")
+        for name in names:
+            channel.queue_delete(name)
+    app.close()
 
 
 def test_retry_death_and_redrive_reach_the_queue_behind_a_pattern(

@@ -138,7 +138,8 @@ class Box:
         """Let their time be up: at the time of the oldest first, as they are named."""
         end = self.now() - 10
         for number, one in enumerate(tags):
-            assert self.client.zadd(self.keys.index, {one: end + number / 1000}, xx=True, ch=True)
+            assert self.client.zscore(self.keys.index, one) is not None
+            self.client.zadd(self.keys.index, {one: end + number / 1000}, xx=True)
 
     def now(self) -> float:
         """The server's time."""

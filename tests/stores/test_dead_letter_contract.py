@@ -231,6 +231,15 @@ def test_ids_go_on_while_letters_are_closed_under_them(store: DeadLetterStore) -
     assert seen == ids
 
 
+def test_a_group_is_found_by_the_name_it_is_counted_under(store: DeadLetterStore) -> None:
+    """Also one whose name is so long that it is cut, and what its whole name asks for is the same."""
+    mine = letter(task="shop." + "x" * 300)
+    store.put(mine)
+    store.put(letter(task="shop." + "x" * 299))
+    assert listed(store, task=mine.task) == [mine.id]
+    assert [len(listed(store, task=one)) for one in store.stats().by_task] == [1, 1]
+
+
 def test_stats_count_what_is_open(store: DeadLetterStore) -> None:
     """Groups, states, oldest and newest follow every change."""
     first, second, third = letter(), letter(task="shop.ship", reason="poison"), letter()
@@ -243,6 +252,7 @@ def test_stats_count_what_is_open(store: DeadLetterStore) -> None:
     assert stats.by_task == {"shop.charge": 1, "shop.ship": 1}
     assert stats.by_reason == {"permanent": 1, "poison": 1}
     assert stats.by_queue == {"billing": 2}
+    assert stats.by_queue_and_reason == {("billing", "permanent"): 1, ("billing", "poison"): 1}
     assert stats.by_fingerprint == {"f00d": 2}
     assert stats.by_error_type == {"builtins.ValueError": 2}
     assert stats.by_state == {"dead": 2, "resolved": 1}

@@ -27,7 +27,7 @@ from tests.support.until import until
 FAMILIES = re.compile(
     r"(envelopes|records|expiry|totals|open|closed"
     r"|(open|closed):(task|queue|reason|fingerprint|error_type|state):.*"
-    r"|counts:(task|queue|reason|fingerprint|error_type|state)"
+    r"|counts:(task|queue|reason|fingerprint|error_type|state|reason_queue)"
     r"|fence:.+)"
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 from celery_hardened.dead_letter.contract import DeadLetterStore, StoredLetter
@@ -72,8 +73,8 @@ def test_age_drops_letters_when_swept_and_when_others_are_written(make_store: Ma
     """A letter's own ``max_age`` comes before the store's; dropped ones are counted."""
     store = make_store(replace(ROOMY, max_age=0.3))
     short, long = letter(), letter(max_age=3600.0)
-    store.put(short)
     store.put(long)
+    store.put(short)  # last: a write would drop it, should it come late
     until(lambda: store.sweep() == 1, what="the short-lived letter to be swept")
     assert listed(store) == [long.id]
     assert store.stats().dropped == {"age": 1}
@@ -104,10 +105,12 @@ def test_closed_letters_have_an_age_of_their_own(make_store: MakeStore) -> None:
 def test_a_sweep_takes_no_more_than_it_is_told(store: DeadLetterStore) -> None:
     """Bounded work at a time; what is left goes the next time."""
     store.put_many(
-        StoredLetter(letter=letter(max_age=0.5), state="dead", stored_at=1.0 + number) for number in range(7)
+        StoredLetter(letter=letter(max_age=2.0), state="dead", stored_at=1.0 + number) for number in range(7)
     )
+    old = time.monotonic() + 2.1
+    until(lambda: time.monotonic() > old, what="the last of them to grow old")
 
-    assert until(lambda: store.sweep(limit=3), what="letters to grow old") == 3
+    assert store.sweep(limit=3) == 3
     assert store.sweep(limit=3) == 3
     assert store.sweep(limit=3) == 1
     assert store.stats().dropped == {"age": 7}

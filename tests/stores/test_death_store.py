@@ -157,6 +157,83 @@ def test_a_return_explains_its_own_message_only(store: DeathStore, delivery: Beg
     assert store.open_start(delivery(task_id="t2"), redelivered=True, alone=False) == Record(presumed=1)
 
 
+# --- progress -----------------------------------------------------------------------------------------------
+
+
+def test_progress_forgets_deaths_of_every_kind(store: DeathStore, delivery: Begin) -> None:
+    """Seen by the parent, presumed, carried and unclosed: what killed those starts was not what is worked on now."""
+    store.record_death(delivery(carried=1))
+    store.open_start(delivery(), redelivered=True, alone=False)
+    start = delivery()
+    assert store.open_start(start, redelivered=True, alone=False) == Record(certain=2, unclosed=1)
+    store.progress(start)
+    assert store.peek("w1") == Record(unclosed=1)
+
+
+def test_a_start_that_made_progress_stays_open(store: DeathStore, delivery: Begin) -> None:
+    """If it dies now, that is its first death, by whichever way it shows; what its message carries counts no more."""
+    for dies in (store.record_death, lambda start: None):
+        start = delivery(carried=2)
+        store.open_start(start, redelivered=True, alone=False)
+        store.progress(start)
+        store.progress(start)
+        dies(start)
+        assert store.open_start(delivery(carried=2), redelivered=True, alone=False).deaths == 1
+
+
+def test_a_job_that_comes_further_each_time_is_never_poison(store: DeathStore, delivery: Begin) -> None:
+    """Twenty deaths, of children and of whole workers in turn."""
+    for death in range(20):
+        start = delivery()
+        record = store.open_start(start, redelivered=True, alone=False)
+        assert judge(record, limit=3) == "run", death
+        store.progress(start)
+        if death % 2:
+            store.record_death(start)
+
+
+def test_progress_clears_of_dying_alone(store: DeathStore, delivery: Begin) -> None:
+    """It is no culprit of what came before it, and what kills it now is a first death."""
+    for _ in range(3):
+        store.open_start(delivery(), redelivered=True, alone=False)
+    alone = delivery()
+    store.open_start(alone, redelivered=True, alone=True)
+    store.progress(alone)
+    assert store.peek("w1") == Record(unclosed=1)
+    assert judge(store.record_death(alone), limit=3) == "run"
+
+
+@pytest.mark.parametrize("end", ["retried", "given back"])
+def test_what_progress_forgot_is_not_carried_back(store: DeathStore, delivery: Begin, end: str) -> None:
+    """Its message comes again with the old count on it; a death from then on is the first."""
+    start = delivery(carried=2)
+    store.open_start(start, redelivered=True, alone=False)
+    store.progress(start)
+    if end == "retried":
+        store.close_start(start, finished=False)
+    else:
+        store.record_return(start)
+    again = delivery(carried=2)
+    assert store.open_start(again, redelivered=end == "given back", alone=False) == Record()
+    assert store.record_death(again) == Record(certain=1)
+
+
+def test_an_unexplained_redelivery_after_progress_is_presumed_a_death(store: DeathStore, delivery: Begin) -> None:
+    """Its next message started as a first delivery, which nobody wrote down."""
+    start = delivery()
+    store.open_start(start, redelivered=True, alone=False)
+    store.progress(start)
+    store.close_start(start, finished=False)
+    assert store.open_start(delivery(task_id="t2"), redelivered=True, alone=False) == Record(presumed=1)
+
+
+def test_progress_of_a_start_that_was_not_written_down(store: DeathStore, delivery: Begin) -> None:
+    """Deaths are forgotten as well, and none is invented."""
+    store.record_death(delivery())
+    store.progress(delivery())
+    assert store.peek("w1") == Record()
+
+
 # --- alone --------------------------------------------------------------------------------------------------
 
 
@@ -223,7 +300,7 @@ def test_threads_count_right(store: DeathStore, delivery: Begin) -> None:
 
 calls = st.lists(
     st.tuples(
-        st.sampled_from(["open", "alone", "close", "finish", "death", "return"]),
+        st.sampled_from(["open", "alone", "close", "finish", "progress", "death", "return"]),
         st.sampled_from(["w1", "w2"]),
         st.integers(0, 3),
         st.booleans(),
@@ -262,6 +339,8 @@ def told(store: DeathStore, call: str, start: Start, redelivered: bool) -> Recor
         return store.record_death(start)
     if call == "return":
         store.record_return(start)
+    elif call == "progress":
+        store.progress(start)
     else:
         store.close_start(start, finished=call == "finish")
     return None
@@ -278,6 +357,7 @@ def test_every_key_lives_as_long_as_deaths_are_remembered(each_redis_url: str, u
     steps: list[tuple[Callable[[], Any], bool]] = [
         (lambda: store.record_return(start), False),
         (lambda: store.open_start(start, redelivered=True, alone=True), True),
+        (lambda: store.progress(start), True),
         (lambda: store.record_death(start), True),
         (lambda: store.close_start(start, finished=False), False),
         (lambda: store.record_return(start), False),
@@ -325,6 +405,7 @@ def test_a_store_that_does_not_answer_says_so(delivery: Begin) -> None:
         lambda: store.peek("w1"),
         lambda: store.open_start(start, redelivered=True, alone=False),
         lambda: store.close_start(start, finished=True),
+        lambda: store.progress(start),
         lambda: store.record_death(start),
         lambda: store.record_return(start),
     ):

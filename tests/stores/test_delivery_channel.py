@@ -15,6 +15,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.transport import redis as kombu_redis
 from redis import Redis
 
+from celery_hardened.transport import fetcher as fetcher_module
 from celery_hardened.transport.delivery import Delivery
 from celery_hardened.transport.install import compose_transport
 from celery_hardened.transport.names import is_ours
@@ -48,6 +49,17 @@ class Side:
 
         until(came, within=30, what=f"{count} messages", every=0)
         return self.got
+
+    def waiting(self, fits: Callable[[Any], bool], *, more_than: int = 0) -> list[Any]:
+        """Turn the loop until so many of its connections wait that fit; those."""
+
+        def there() -> list[Any]:
+            self.turn()
+            [channel] = self.delivery.consumers()
+            found = [one for one in channel._fetchers if one.state == "waiting" and fits(one)]
+            return found if len(found) > more_than else []
+
+        return until(there, within=30, what="its connections to wait", every=0)
 
     def turn(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -239,6 +251,13 @@ def test_the_prefix_is_everywhere(make: Callable[..., Side], each_redis_url: str
     assert [key for key in keys if not key.startswith(prefix)] == []
 
 
+@pytest.fixture
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that was begun is not over when its message is put, though the machine stood still in between."""
+    for name in ("POLL", "WAIT", "WAIT_ASIDE"):
+        monkeypatch.setattr(fetcher_module, name, 60.0)
+
+
 def test_a_cancelled_queue(make: Callable[..., Side], box: Box) -> None:
     """Nothing of it is taken any more, others go on, and no delivery of it is forgotten."""
     side = make()
@@ -253,13 +272,13 @@ def test_a_cancelled_queue(make: Callable[..., Side], box: Box) -> None:
     assert len(box.tags) == 1
 
 
+@pytest.mark.usefixtures("long_waits")
 def test_a_cancel_during_a_fetch(make: Callable[..., Side], box: Box) -> None:
     """Its answer will not be read any more: what it leased goes back at once, not when the channel closes."""
     side = make()
     consumer = side.consume("q", "r")
-    side.turn()
+    [fetcher] = side.waiting(lambda found: found.awaits == "r")
     [channel] = side.delivery.consumers()
-    [fetcher] = [one for one in channel._fetchers if one.awaits == "r"]
     box.put("r", message("r"))
     own = channel.own_list("r")
     until(lambda: box.client.llen(own), within=20, what="the wait to bring the message")
@@ -273,18 +292,17 @@ def test_a_cancel_during_a_fetch(make: Callable[..., Side], box: Box) -> None:
     assert box.tags == []
 
 
+@pytest.mark.usefixtures("long_waits")
 @pytest.mark.parametrize("names", [["a", "b", "c"], ["a"]], ids=["queues", "priorities"])
 def test_credit_is_kept(make: Callable[..., Side], box: Box, names: list[str]) -> None:
     """Fetches under way count: one free place, several waits answered at once, one message is taken."""
     side = make()
     side.consume(*names, prefetch=1)
-    side.turn()
+    waiting = side.waiting(lambda _: True, more_than=1)
     [channel] = side.delivery.consumers()
-    waiting = [fetcher for fetcher in channel._fetchers if fetcher.state == "waiting"]
     for fetcher in waiting:
         box.put(fetcher.queue, message(fetcher.awaits), step=fetcher.step)
         until(lambda: box.client.llen(channel.own_list(fetcher.awaits)), within=20, what="the wait to bring it")  # noqa: B023
-    assert len(waiting) > 1
     for fetcher in waiting:
         with contextlib.suppress(Empty):
             fetcher.read()

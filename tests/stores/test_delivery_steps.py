@@ -28,7 +28,7 @@ def box(each_redis_url: str, unique: str) -> Iterator[Box]:
 def test_renew(box: Box) -> None:
     """What is held lives on from now; exactly what is held no longer is told, and is not made again."""
     box.put("q", *map(message, range(3)))
-    box.fetch(lease=1)
+    box.fetch(lease=LEASE / 2)
     first, ended, expired = box.tags
     box.scripts.end([ended])
     box.expire(expired)

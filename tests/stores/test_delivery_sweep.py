@@ -82,13 +82,13 @@ def test_grace_after_a_pause(box: Box) -> None:
     box.fetch()
     dead, living = box.tags
     box.sweep()
-    box.client.hset(box.keys.sweep, "at", box.now() - 10)
+    box.client.hset(box.keys.sweep, "at", box.now() - 100)
     box.expire(dead, living)
     for _ in range(3):
-        assert box.sweep(pause=3, grace=100) == (0, 0, [])
+        assert box.sweep(pause=30, grace=100) == (0, 0, [])
     assert box.scripts.renew([living], lists=[], lease=LEASE) == []
     box.client.hset(box.keys.sweep, "grace", box.now() - 1)
-    assert box.sweep(pause=3, grace=100) == (1, 0, [])
+    assert box.sweep(pause=30, grace=100) == (1, 0, [])
     assert box.tags == [living]
 
 
@@ -178,7 +178,7 @@ def test_kombus_own_sweep_leaves_ours_alone(box: Box, each_redis_url: str) -> No
     from kombu import Connection
 
     box.put("q", message(1), message(2))
-    box.fetch(lease=2)
+    box.fetch()
     first, second = box.tags
     box.scripts.delay([(second, "h1d:c:000000000001", 100.0)])
     stock(box, "theirs", box.now() - 10)

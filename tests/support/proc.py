@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from celery_hardened.embedded import die_with_parent
+from tests.support.frozen import is_frozen
 from tests.support.until import until
 
 LOG_TAIL = 6000
@@ -19,6 +20,12 @@ LOG_TAIL = 6000
 
 class ProcessEnded(AssertionError):  # noqa: N818 - a verdict of a test, like the class it extends
     """The process was expected to be there and is not."""
+
+
+def _group_of(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None
 
 
 class Proc:
@@ -109,8 +116,10 @@ class Proc:
         self._reap()
 
     def pause(self) -> None:
-        """SIGSTOP to all: there, connected, and silent."""
+        """SIGSTOP to all: there, connected, and silent when this returns."""
         self.signal_group(signal.SIGSTOP)
+        group = [one.pid for one in psutil.process_iter() if _group_of(one.pid) == self.pid]
+        until(lambda: all(map(is_frozen, group)), within=30, what=f"all of {self.name} to stand still")
 
     def resume(self) -> None:
         """SIGCONT to all."""

@@ -8,6 +8,7 @@ and assertions work as they are, without a container engine.
 
 from __future__ import annotations
 
+import gc
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
-from pytest_celery import CeleryTestWorker, CeleryWorkerContainer, RabbitMQContainer, RedisContainer
+from celery.result import AsyncResult
+from pytest_celery import (
+    CeleryTestBackend,
+    CeleryTestWorker,
+    CeleryWorkerContainer,
+    RabbitMQContainer,
+    RedisContainer,
+    RedisTestBackend,
+)
 
 from tests.support.proc import Proc
 
@@ -89,6 +98,19 @@ class _ProcessContainer:
 
 class ValkeyNode(_ProcessContainer, RedisContainer):  # type: ignore[misc]
     """A Valkey server."""
+
+
+class ResultBackend(RedisTestBackend):  # type: ignore[misc]
+    """Results, which are told at the end that their server is gone, lest they ask it for something."""
+
+    def teardown(self) -> None:
+        # pytest-celery's own asks every object there is for its class, and what another test has left may raise then:
+        # Django's settings, or a shared task, where nobody has configured or registered them.
+        gc.collect()
+        for one in gc.get_objects():
+            if issubclass(type(one), AsyncResult):
+                one.backend = None
+        CeleryTestBackend.teardown(self)
 
 
 class RabbitMQNode(_ProcessContainer, RabbitMQContainer):  # type: ignore[misc]

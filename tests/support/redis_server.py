@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 
 from celery_hardened.embedded import EmbeddedValkey
+from tests.support.frozen import is_frozen
+from tests.support.until import until
 
 _DATABASES = 10_000
 
@@ -31,8 +33,9 @@ class RedisServer(EmbeddedValkey):
         return f"redis://127.0.0.1:{self.port}/{next(self._numbers)}"
 
     def pause(self) -> None:
-        """Freeze it: connections stay, nothing answers."""
+        """Freeze it: connections stay, nothing answers from here on."""
         os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: is_frozen(self.pid), within=30, what="the server to stand still")
 
     def resume(self) -> None:
         """Let a frozen server go on."""

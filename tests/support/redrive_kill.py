@@ -5,6 +5,7 @@ Used by `tests/chaos/test_redrive_kill.py` (2,000 letters) and `benchmarks/redri
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -119,25 +120,17 @@ class Killed:
 
 
 def run_killed(url: str, prefix: str, *, dice: random.Random) -> Killed | None:
-    """Start a redrive in a process of its own and SIGKILL it at a random moment; ``None`` if it was done before."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, url, prefix], stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    assert child.stdout is not None
-    seen, total, target = 0, 0, None
-    for line in child.stdout:
-        seen, total = (int(word) for word in line.split())
-        target = target if target is not None else dice.uniform(0.1, 0.6) * total
-        if seen >= target:
-            # A moment within the next batch: after its taking, between two publishes, before its marking.
-            try:
-                child.wait(dice.uniform(0.0, 0.03))
-            except subprocess.TimeoutExpired:
-                child.kill()
-            break
-    child.stdout.close()
-    code = child.wait()
-    return Killed(seen, total) if code == -signal.SIGKILL else None
+    """Start a redrive in a process of its own, which has SIGKILL at a random moment; ``None`` if it was done before."""
+    # By its own clock: whoever watches it may come late. Enough is left for the next ones that are to be killed.
+    share = dice.uniform(0.1, 0.45)
+    # A moment within the next batch: after its taking, between two publishes, before its marking.
+    pause = dice.uniform(0.0, 0.03)
+    words = [sys.executable, "-m", __name__, url, prefix, str(share), str(pause)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != -signal.SIGKILL:
+        return None
+    seen, total = (int(word) for word in done.stdout.split()[-2:])
+    return Killed(seen, total)
 
 
 def run_to_the_end(url: str, prefix: str) -> str:
@@ -146,9 +139,22 @@ def run_to_the_end(url: str, prefix: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def main(url: str, prefix: str) -> None:
-    """The process that is killed: redrive every open letter, tell how far it is."""
+def main(url: str, prefix: str, share: str = "", pause: str = "") -> None:
+    """The process that is killed: redrive every open letter, tell how far it is.
+
+    Args:
+        share: Part of the letters after which it is killed, *pause* seconds later; empty: it is not.
+    """
     app = Celery("redrive", broker=url)
+    deadly = [float(share)] if share else []
+
+    def told(seen: int, total: int) -> None:
+        sys.stdout.write(f"{seen} {total}\n")
+        sys.stdout.flush()
+        if deadly and seen >= deadly[0] * total:
+            deadly.clear()
+            threading.Timer(float(pause), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
     report = redrive(
         app,
         open_store(url, prefix),
@@ -158,7 +164,7 @@ def main(url: str, prefix: str) -> None:
         redrive_max=3,
         batch=_BATCH,
         lease=LEASE,
-        progress=lambda seen, total: sys.stdout.write(f"{seen} {total}\n") and sys.stdout.flush(),
+        progress=told,
     )
     assert report.stopped is None, report.stopped
     assert not report.failed, report.failed

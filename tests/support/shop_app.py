@@ -176,13 +176,13 @@ def unencodable(self, order):
     return object()
 
 
-@app.task(bind=True, base=Shop, soft_time_limit=0.5, time_limit=30)
+@app.task(bind=True, base=Shop, soft_time_limit=2.0, time_limit=30)
 def soft_limit(self, order):
     started(self, order)
     time.sleep(20)
 
 
-@app.task(bind=True, base=Shop, time_limit=0.7)
+@app.task(bind=True, base=Shop, time_limit=2.0)
 def hard_limit(self, order):
     started(self, order)
     end = time.monotonic() + 20
@@ -190,7 +190,7 @@ def hard_limit(self, order):
         time.sleep(0.1)
 
 
-@app.task(bind=True, base=Shop, time_limit=0.7, autoretry_for=(TimeLimitExceeded,), max_retries=1)
+@app.task(bind=True, base=Shop, time_limit=2.0, autoretry_for=(TimeLimitExceeded,), max_retries=1)
 def listed_limit(self, order):
     started(self, order)
     end = time.monotonic() + 20
@@ -342,7 +342,7 @@ def plain_exiting(self, order):
     sys.exit(3)
 
 
-@app.task(bind=True, time_limit=0.7)
+@app.task(bind=True, time_limit=2.0)
 def plain_hard_limit(self, order):
     started(self, order)
     end = time.monotonic() + 20

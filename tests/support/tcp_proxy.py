@@ -62,8 +62,18 @@ class TcpProxy:
         self._refusing = True
         self.reset()
 
+    def close_port(self) -> None:
+        """Nobody listens here any more, for good: new connections are refused as those to a server that is not there.
+        Connections stay."""
+
+        def step() -> None:
+            assert self._server is not None
+            self._server.close()
+
+        self._in_loop(step)
+
     def heal(self) -> None:
-        """End every fault. Connections that lost bytes are reset: no stream goes on with a hole in it."""
+        """End every fault but a closed port. Connections that lost bytes are reset: no stream goes on with a hole."""
         lost, self._silent = self._silent, frozenset()
         self._refusing, self.latency, self.rate = False, 0.0, None
         if lost:

@@ -26,12 +26,13 @@ def until(fact: Callable[[], T], *, within: float = 30.0, what: str, every: floa
     """
     deadline = time.monotonic() + within
     while True:
+        late = time.monotonic() > deadline  # first: who stood still until then asks once more
         try:
             answer: T | Exception = fact()
         except (OSError, RedisConnectionError) as error:
             answer = error
         if answer and not isinstance(answer, Exception):
             return answer
-        if time.monotonic() > deadline:
+        if late:
             raise AssertionError(f"waited {within} s for {what}; last answer: {answer!r}")
         time.sleep(every)

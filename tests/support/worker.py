@@ -92,9 +92,12 @@ class WorkerProcess(Proc):
         """
         victim = psutil.Process(self.children()[0] if pid is None else pid)
         victim.kill()
-        until(
-            lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE,
-            within=10,
-            what=f"pool child {victim.pid} of {self.name} to be gone",
-        )
+
+        def gone() -> bool:
+            try:
+                return not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:  # its worker took its exit code between the two
+                return True
+
+        until(gone, within=10, what=f"pool child {victim.pid} of {self.name} to be gone")
         return victim.pid

@@ -21,9 +21,14 @@ from celery_hardened import (
     Query,
     StoredLetter,
     StoreUnavailableError,
+    current_execution,
+    deduplicate,
     harden,
+    idempotent,
 )
+from celery_hardened.contrib.sqlalchemy import publishing_on_commit
 from celery_hardened.embedded import EmbeddedValkey
+from celery_hardened.testing import assert_idempotent, inline, key_of
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -112,6 +117,50 @@ class Report(HardenedTask):
 
 
 app.register_task(Report())
+
+
+# --- effects that happen once: the decorators keep what they decorate ------------------------------
+
+
+@idempotent("invoice_id", version=2, on_duplicate="skip", lifetime=timedelta(days=30))
+@deduplicate("invoice_id", until=timedelta(minutes=5), on_duplicate="raise")
+def bill(invoice_id: str, note: str = "") -> int:
+    return len(invoice_id + note)
+
+
+assert_type(bill("i-1"), int)
+bill(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@idempotent(key="invoice:{order[id]}", store="database")
+@deduplicate(until="finish")
+def by_template(order: dict[str, str]) -> None: ...
+
+
+@idempotent(key=lambda order, **_: order["id"])
+def by_function(order: dict[str, str]) -> None: ...
+
+
+idempotent("x", on_duplicate="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+deduplicate("x", until="end")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@app.task(bind=True, base=HardenedTask)  # type: ignore[untyped-decorator]
+def long(self: HardenedTask, rows: list[str]) -> None:
+    assert_type(self.execution.key, str | None)
+    assert_type(current_execution().fence, int | None)
+    for row in self.checkpoint.iterate(rows, every=1.0):
+        assert_type(row, str)
+        self.execution.check()
+    self.checkpoint.save({"done": len(rows)})
+    found: dict[str, int] = self.checkpoint.load({})
+    logging.getLogger("shop").info("%s", found)
+
+
+def tested(session: Any) -> None:
+    with publishing_on_commit(session), inline(app):
+        assert_idempotent(charge, "i-1", effects=lambda: 1)
+    assert_type(key_of(charge, "i-1"), str)
 
 
 # --- dead letters ---------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import pytest
-from celery import Celery, _state
+from celery import Celery
 
 from celery_hardened import Hardening, harden
-from tests.support.client import client_side
+from tests.support.client import client_side, without_shared_tasks
 
 MakeApp: TypeAlias = Callable[..., Celery]
 
@@ -22,8 +22,7 @@ _OPTIONS = ("task_cls", "amqp", "namespace", "autofinalize", "strict_typing")
 def own_celery() -> Iterator[None]:
     """``@app.task`` and ``Celery()`` leave traces in the process that later apps would pick up."""
     with client_side():
-        theirs = [one for one in _state._on_app_finalizers if one.__module__ != "celery.app.builtins"]
-        _state._on_app_finalizers.difference_update(theirs)  # pytest-celery brings tasks along
+        without_shared_tasks()  # pytest-celery brings some along, too
         yield
 
 
@@ -67,6 +66,12 @@ def make_hardened(make_app: MakeApp) -> MakeApp:
 def app(make_hardened: MakeApp) -> Celery:
     """A hardened app."""
     return make_hardened()
+
+
+def patient(app: Celery) -> None:
+    """What blinks is waited for by *app*, though the machine stands still for seconds meanwhile."""
+    app.conf.hardened_dead_letter_write_timeout = 60.0
+    Hardening.expect(app).__dict__.pop("settings", None)
 
 
 @pytest.fixture

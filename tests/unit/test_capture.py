@@ -96,7 +96,7 @@ def test_the_history_and_this_failure_are_its_attempts() -> None:
     assert (letter.deaths, letter.redrives, letter.id) == (1, 2, "t1-2-2")
 
 
-@pytest.mark.parametrize("reason", ["unknown_task", "malformed", "undecodable"])
+@pytest.mark.parametrize("reason", ["unknown_task", "malformed", "undecodable", "unsent"])
 def test_what_never_started_is_no_attempt(reason: Reason) -> None:
     """A message whose body never began has no attempt of its own, but a time of failure."""
     letter = a_letter(a_wire(), reason=reason)

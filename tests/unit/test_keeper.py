@@ -153,6 +153,7 @@ class Kept:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(time=1000.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.time))
+    monkeypatch.setattr(module.lease_clock, "now", lambda: now.time)
     return now
 
 

@@ -12,7 +12,7 @@ from kombu.message import Message
 from celery_hardened import DeadLetter, HardenedTask, Hardening, Query, StoreUnavailableError
 from celery_hardened.dead_letter.memory import InMemoryDeadLetterStore
 from tests.support.in_process import InProcessWorker, outcomes
-from tests.unit.conftest import MakeApp
+from tests.unit.conftest import MakeApp, patient
 
 
 class Store(InMemoryDeadLetterStore):
@@ -112,6 +112,7 @@ def test_a_contained_task_acks_when_it_ever_did(app: Celery, store: Store, seque
 def test_a_store_that_blinks(app: Celery, store: Store, sequence: list[str]) -> None:
     """The write is tried again; there is one letter, and one run."""
     charge = broken(app, sequence)
+    patient(app)
     store.down = 1
     with InProcessWorker(app) as worker:
         charge.delay()

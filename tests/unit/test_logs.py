@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -130,9 +131,9 @@ def test_no_argument_is_logged(app: Celery, caplog: pytest.LogCaptureFixture) ->
         assert secret not in message, message
         if fields["name"].startswith("celery_hardened"):
             assert secret not in repr(fields)
-    letters = [fields for message, fields in records if "dead letter" in message]
+    letters = [fields for message, fields in records if message.startswith("dead letter")]
     assert sorted(fields["arg_invoice"] for fields in letters) == ["permanent", "retry", "transient"]
-    assert {fields["outcome"] for fields in letters} == {"dead_letter"}
+    assert sorted(fields["reason"] for fields in letters) == ["exhausted", "exhausted", "permanent"]
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------
@@ -188,3 +189,27 @@ def test_a_field_cannot_take_our_place() -> None:
     entry = formatted(level="none", logger="theirs", ts="never")
     assert (entry["level"], entry["logger"]) == ("WARNING", "shop")
     assert entry["ts"] != "never"
+
+
+def test_what_celery_attaches_is_not_printed() -> None:
+    """``data`` holds all arguments of a task in clear."""
+    assert "data" not in formatted(data={"args": "('4111',)"})
+
+
+def test_exceptions_without_their_words() -> None:
+    """``messages=False``: frames and classes of the whole chain, of a record that was made into text nothing."""
+    try:
+        try:
+            raise KeyError("4111")
+        except KeyError as error:
+            raise ValueError("card 4111") from error
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
+    line = JsonFormatter(messages=False).format(record)
+    assert "4111" not in line
+    traced = json.loads(line)["traceback"]
+    assert traced.index("ValueError") < traced.index("KeyError")
+    assert "test_exceptions_without_their_words" in traced
+    made = logging.makeLogRecord({"msg": "failed", "exc_text": "ValueError: card 4111"})
+    assert "4111" in JsonFormatter().format(made)
+    assert "4111" not in JsonFormatter(messages=False).format(made)

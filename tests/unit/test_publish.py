@@ -10,6 +10,7 @@ from celery import Celery, Task, chain, chord, group
 from kombu import Exchange, Queue
 
 from celery_hardened import HardenedTask
+from celery_hardened.marks import HEADER, Marks
 from celery_hardened.pipeline.publish import stamped
 from tests.support.in_process import InProcessWorker
 from tests.unit.conftest import MakeApp
@@ -209,3 +210,17 @@ def test_headers_handed_on_to_another_task_bring_no_history() -> None:
         "trace": "t1",
         "hardened": {"v": 1, "published": 9.0, "first_published": 9.0, "key": "k"},
     }
+
+
+def test_a_window_is_not_handed_on(app: Celery) -> None:
+    """Headers of a running task that are given to another publish bring no window along."""
+
+    @app.task(base=HardenedTask, name="other")
+    def other() -> None: ...
+
+    marks = Marks(dedup=("k", "finish"), correlation_id="c").header()
+    with InProcessWorker(app) as worker:
+        other.apply_async(headers={HEADER: marks})
+        worker.run()
+    sent = Marks.read(worker.seen[0].headers)
+    assert (sent.dedup, sent.correlation_id) == (None, "c")

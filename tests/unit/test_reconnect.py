@@ -7,10 +7,13 @@ import logging
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import kombu
 import pytest
+from amqp import Channel
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 from celery.worker.consumer import Consumer
@@ -52,6 +55,8 @@ class Worker(Reconnecting, Consumer):
         self.app = app
         self.first_connection_attempt = not started
         self.broker_connection_retry_attempt = 0
+        self._connections = WeakSet()
+        self._patience = None
 
 
 @pytest.fixture
@@ -275,3 +280,37 @@ def test_what_celery_calls_and_what_kombu_takes() -> None:
     assert {"errback", "max_retries", "interval_start", "interval_step", "interval_max", "callback"} <= parameters
     assert "on_connection_error_after_connected(exc)" in inspect.getsource(Consumer.start)
     assert "recoverable_errors = self.connection_errors" in inspect.getsource(Consumer.start)
+
+
+@pytest.mark.parametrize("observe", [False, True])
+def test_a_heartbeat_is_tried_once(make_app: MakeApp, observe: bool) -> None:
+    """Events are not sent again and again in the loop that consumes, and not at all by a connection that is lost."""
+
+    class Dispatcher:
+        enabled = True
+
+        def __init__(self) -> None:
+            self.sent: list[dict[str, Any]] = []
+
+        def send(self, type: str, **fields: Any) -> None:
+            self.sent.append({"type": type, **fields})
+
+    worker, dispatcher = Worker(harden(make_app(hardened_observe=observe))), Dispatcher()
+    worker.event_dispatcher = dispatcher
+    dispatcher.send("worker-heartbeat", retry=True)
+    assert dispatcher.sent == [{"type": "worker-heartbeat", "retry": observe}]
+    worker._tell_nobody()
+    assert dispatcher.enabled is observe
+
+
+def test_events_wait_for_no_confirmation() -> None:
+    """py-amqp puts the waiting publish before its class's own one, where it can be taken away again."""
+    channel = object.__new__(Channel)
+    vars(channel)["basic_publish"] = channel.basic_publish_confirm
+    dispatcher = SimpleNamespace(
+        producer=SimpleNamespace(channel=channel),
+        connection=SimpleNamespace(transport=SimpleNamespace(driver_type="amqp")),
+    )
+    reconnect._unconfirmed(dispatcher)
+    assert channel.basic_publish.__func__ is Channel._basic_publish
+    assert "self.basic_publish = self.basic_publish_confirm" in inspect.getsource(Channel.__init__)

@@ -49,6 +49,12 @@ def letter(**fields: Any) -> DeadLetter:
                 "deaths": 2,
                 "key": "invoice-1",
                 "correlation_id": "c",
+                "slot": 3.0,
+                "schedule": "nightly",
+                "missed": 4,
+                "run": "schedule:nightly",
+                "once": True,
+                "yields": True,
                 "history": [[2.0, "w", "E"]],
             },
         },
@@ -82,7 +88,8 @@ def test_what_would_stop_the_message_is_reset() -> None:
 
 
 def test_the_marks_start_anew_and_say_whose_redrive_it_is() -> None:
-    """A new horizon: published now, no failures, no deaths; the business key stays."""
+    """A new horizon: published now, no failures, no deaths; the business key stays, and what fired it. It yields to
+    no later run of its schedule: somebody wants it to run."""
     marks = Marks.read(send(letter()).headers)
     assert marks == Marks(
         published=100.0,
@@ -91,6 +98,11 @@ def test_the_marks_start_anew_and_say_whose_redrive_it_is() -> None:
         redrive=("t-0-3", "token"),
         key="invoice-1",
         correlation_id="c",
+        slot=3.0,
+        schedule="nightly",
+        missed=4,
+        run="schedule:nightly",
+        once=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -32,6 +33,13 @@ def sent_again(app: Celery, **properties: Any) -> Any:
 def test_a_time_to_live_is_sent_as_it_was(app: Celery, on_the_wire: object, again: str | None) -> None:
     """It arrives as a string of milliseconds; kombu wants seconds and multiplies."""
     assert sent_again(app, expiration=on_the_wire).properties.get("expiration") == again
+
+
+def test_the_time_of_publish_is_this_publishs(app: Celery) -> None:
+    """RabbitMQ tells the age of a queue by it: a letter of last week that is sent again has not waited since then."""
+    before = int(time.time())
+    assert before <= sent_again(app, timestamp=1).properties["timestamp"] <= time.time()
+    assert "timestamp" not in sent_again(app, priority=3).properties
 
 
 def test_what_belongs_to_one_delivery_stays_behind(app: Celery) -> None:

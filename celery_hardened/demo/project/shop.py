@@ -12,6 +12,7 @@ import signal
 from urllib.request import Request, urlopen
 
 from celery import Celery
+from celery.schedules import crontab
 
 from celery_hardened import HardenedTask, harden
 from celery_hardened.demo.project.record import keep_record
@@ -24,6 +25,14 @@ app.conf.update(
     task_default_queue="shop",
     hardened_version=VERSION,
     hardened_death_delay=0.5,  # an audience has less patience than the default, 1 s
+    # Beats have something to do, and in a demo that is not played at midnight of New Year's Eve nothing to fire.
+    beat_schedule={
+        "close-the-year": {
+            "task": "shop.bill",
+            "schedule": crontab(0, 0, day_of_month="1", month_of_year="1"),
+            "args": ([],),
+        }
+    },
 )
 harden(app)
 keep_record()

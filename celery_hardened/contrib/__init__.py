@@ -1,0 +1,1 @@
+"""What the package has for other frameworks; nothing of the core imports it."""

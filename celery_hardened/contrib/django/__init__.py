@@ -1,0 +1,1 @@
+"""The Django app ``celery_hardened.contrib.django``; its label is ``celery_hardened``."""

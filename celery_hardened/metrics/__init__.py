@@ -1,0 +1,1 @@
+"""Counting what happens, exactly, where it happens; and showing it."""

@@ -1,0 +1,1 @@
+"""What the dashboard shows, row by row."""

@@ -1,0 +1,1 @@
+"""The alerts, as code: what they ask, how they are worded, and the file that Prometheus reads."""

@@ -1,0 +1,1 @@
+"""Orders, invoices, pictures, imports and reports."""

@@ -1,0 +1,1 @@
+"""Pages. None asks who looks: this shop is for one machine."""
