@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -43,11 +44,12 @@ def proxy(echo_port: int, start_proxy: Callable[[int], TcpProxy]) -> TcpProxy:
 
 
 @contextlib.contextmanager
-def line(proxy: TcpProxy) -> Iterator[Callable[[], bytes]]:
+def line(proxy: TcpProxy) -> Iterator[Callable[..., bytes]]:
     """A connection through the proxy, as a call that sends ``x`` and returns the answer."""
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=1) as connection:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection:
 
-        def ask() -> bytes:
+        def ask(within: float = 10.0) -> bytes:
+            connection.settimeout(within)
             connection.sendall(b"x")
             return connection.recv(1)
 
@@ -83,7 +85,7 @@ def test_silence(proxy: TcpProxy) -> None:
         assert ask() == b"x"
         proxy.silence("down")
         with pytest.raises(TimeoutError):
-            ask()
+            ask(within=0.5)
         proxy.heal()
         with pytest.raises(OSError, match="reset"):
             ask()
@@ -124,3 +126,30 @@ def test_nobody_behind_it(start_proxy: Callable[[int], TcpProxy]) -> None:
             return True
 
         until(refused, within=5, what="the client to be refused")
+
+
+def test_an_end_while_clients_come_leaves_no_socket() -> None:
+    """What it left would be an error in whatever test the garbage collector runs in."""
+
+    def come(port: int) -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                clients.append(socket.create_connection(("127.0.0.1", port), 5))
+
+    left: list[str] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as far, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.unraisablehook", lambda found: left.append(str(found.exc_value)))
+        for _ in range(10):
+            proxy = TcpProxy(far.getsockname()[1])
+            clients: list[socket.socket] = []
+            coming = threading.Thread(target=come, args=(proxy.port,))
+            coming.start()
+            while len(clients) < 5 and coming.is_alive():
+                pass
+            proxy.stop()
+            coming.join()
+            for client in clients:
+                client.close()
+            del proxy
+            gc.collect()
+    assert left == []

@@ -28,7 +28,6 @@ class TcpProxy:
     """
 
     def __init__(self, target_port: int) -> None:
-        self.port = 0
         self.latency = 0.0
         self.rate: float | None = None
         self.accepted = 0
@@ -36,12 +35,13 @@ class TcpProxy:
         self._refusing = False
         self._silent: frozenset[Direction] = frozenset()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: dict[asyncio.Task[None], socket.socket] = {}
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self._listening.setblocking(False)
+        self.port: int = self._listening.getsockname()[1]
         self._loop = asyncio.new_event_loop()
-        self._server: asyncio.Server | None = None
-        listening = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(listening,), name="tcp-proxy", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tcp-proxy", daemon=True)
         self._thread.start()
-        assert listening.wait(10), "the proxy did not start"
 
     # --- faults, from any thread ------------------------------------------------------------
 
@@ -65,12 +65,7 @@ class TcpProxy:
     def close_port(self) -> None:
         """Nobody listens here any more, for good: new connections are refused as those to a server that is not there.
         Connections stay."""
-
-        def step() -> None:
-            assert self._server is not None
-            self._server.close()
-
-        self._in_loop(step)
+        self._in_loop(self._stop_listening)
 
     def heal(self) -> None:
         """End every fault but a closed port. Connections that lost bytes are reset: no stream goes on with a hole."""
@@ -89,11 +84,9 @@ class TcpProxy:
 
     # --- inside its thread ------------------------------------------------------------------
 
-    def _run(self, listening: threading.Event) -> None:
+    def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = self._server.sockets[0].getsockname()[1]
-        listening.set()
+        self._loop.add_reader(self._listening, self._accept)
         self._loop.run_forever()
 
     def _in_loop(self, step: Callable[[], None]) -> None:
@@ -107,13 +100,23 @@ class TcpProxy:
         assert done.wait(10), "the proxy's thread is stuck"
 
     async def _shut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        self._end_all(reset=True)
-        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        """Leaves no socket to the garbage collector, which would complain inside whatever test runs then."""
+        self._stop_listening()
+        serving = dict(self._serving)
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
+        ends = list(self._writers)
+        self._end_all(reset=True)
+        await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
+        # A task that is cancelled before its first step never runs: its client is still as it was accepted.
+        for client in serving.values():
+            client.close()
+
+    def _stop_listening(self) -> None:
+        if self._listening.fileno() >= 0:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
 
     def _end_all(self, *, reset: bool) -> None:
         for writer in list(self._writers):
@@ -122,21 +125,31 @@ class TcpProxy:
             else:
                 writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self) -> None:
+        # Not `asyncio.start_server`: it loses a client that it accepts while it is closed.
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            client, _ = self._listening.accept()
+            task = self._loop.create_task(self._serve(client))
+            self._serving[task] = client
+            task.add_done_callback(self._serving.pop)
+
+    async def _serve(self, client: socket.socket) -> None:
+        """Ends with its connections closed; cancelled, it leaves those that are open to who did it."""
+        reader, writer = await asyncio.open_connection(sock=client)
+        self._writers.add(writer)
+        ends = {writer}
         if self._refusing:
             _reset(writer)
-            return
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
-        except OSError:  # nobody listens behind us: the client is to see the same
-            _reset(writer)
-            return
-        self.accepted += 1
-        ends = {writer, far_writer}
-        self._writers |= ends
-        # A cancelled connection is one that stop() ended; asyncio would log it as an error.
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(self._pump("up", reader, far_writer), self._pump("down", far_reader, writer))
+        else:
+            try:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            except OSError:  # nobody listens behind us: the client is to see the same
+                _reset(writer)
+            else:
+                ends.add(far_writer)
+                self._writers.add(far_writer)
+                self.accepted += 1
+                await asyncio.gather(self._pump("up", reader, far_writer), self._pump("down", far_reader, writer))
         self._writers -= ends
         for end in ends:
             end.close()
