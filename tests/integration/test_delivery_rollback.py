@@ -77,7 +77,7 @@ def test_roll_back_from_every_state(
     book = Book(broker)
     # Its store of dead letters is away: what is no message cannot be buried, and stays set aside.
     away = {"RECORDS_URL": f"redis://127.0.0.1:{free_port()}/0"}
-    lease = conf(hardened_lease=15.0)
+    lease = conf(hardened_lease=30.0)
     worker = start_worker(DELIVERY, env={**lease, **away})
     project = load_project(DELIVERY, env=lease)
     project.job.apply_async(("eta",), countdown=25)
@@ -111,7 +111,7 @@ def test_roll_back_from_every_state(
     assert refused.returncode == 1, "its leases had run out before it was asked: this machine is too slow"
     assert "hardened workers seem to run" in refused.stderr
     assert len(book.leased()) == 2
-    until(lambda: all(score < book.client.time()[0] for score in unexpired(book)), within=75, what="leases to run out")
+    until(lambda: all(score < book.client.time()[0] for score in unexpired(book)), within=150, what="leases to run out")
     would = records(
         run_celery(DELIVERY, "hardened", "recover", "--leases", "--delayed", "--dry-run", "--json", env=stock)
     )
