@@ -241,11 +241,18 @@ def test_a_result_stays_in_its_set(shop: Celery, session: Session) -> None:
 # --- a limit of the task ----------------------------------------------------------------------------------
 
 
+def patient(shop: Celery) -> None:
+    """Have a commit wait for the broker for ten minutes."""
+    shop.conf.hardened_publish_timeout = 600
+    Hardening.expect(shop).__dict__.pop("settings", None)
+
+
 def test_a_soft_time_limit_ends_the_task(
     shop: Celery, charge: Any, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Raised while the commit publishes: what it interrupted is a dead letter, the others are sent, and then it
     comes out of the commit."""
+    patient(shop)  # after a fifth of a second in which the machine stands still, the others would not be tried
     sender, calls = shop.amqp.send_task_message, []
 
     def interrupted(producer: Any, name: str, message: Any, **options: Any) -> Any:
@@ -268,8 +275,7 @@ def test_after_a_soft_time_limit_nothing_is_waited_for(
     shop: Celery, charge: Any, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hard one is near: the others are tried once each, however long a commit may wait for the broker."""
-    shop.conf.hardened_publish_timeout = 600
-    Hardening.expect(shop).__dict__.pop("settings", None)
+    patient(shop)
     calls = []
 
     def refuse(_: Any, __: str, message: Any, **___: Any) -> Any:

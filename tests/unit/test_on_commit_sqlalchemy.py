@@ -23,6 +23,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 from celery_hardened import HardenedTask
 from celery_hardened.contrib.sqlalchemy import publishing_on_commit
 from celery_hardened.errors import NotSentError, PublishFailedError
+from celery_hardened.pipeline import waiting
+from celery_hardened.pipeline.publisher import Patience
 from tests.support.queued import queued_ids
 from tests.unit.conftest import MakeApp
 
@@ -242,6 +244,12 @@ def test_a_failed_publish_comes_out_of_the_commit(
             return sender(producer, name, message)
         raise OperationalError("refused")
 
+    def in_no_time(seconds: float) -> Patience:
+        """Used up by its own pauses alone: once a machine that stands still has done so, nothing more is tried."""
+        now = [0.0]
+        return Patience(seconds, clock=lambda: now[-1], sleep=lambda pause: now.append(now[-1] + pause))
+
+    monkeypatch.setattr(waiting, "Patience", in_no_time)
     sender = shop.amqp.send_task_message
     monkeypatch.setitem(shop.amqp.__dict__, "send_task_message", refuse)
     session.add(Invoice(number="1"))

@@ -25,6 +25,9 @@ from tests.unit.conftest import MakeApp
 OURS = "celery_hardened.task"
 THEIRS = ("celery.worker.strategy", "celery.app.trace")
 
+#: No task id holds it, as one in two thousand holds four digits.
+CARD = "4111-1111-1111-1111"
+
 
 @pytest.fixture(autouse=True)
 def at_info(caplog: pytest.LogCaptureFixture) -> None:
@@ -35,29 +38,29 @@ def shop(app: Celery) -> dict[str, Any]:
     """Tasks by how they end."""
 
     @app.task(base=HardenedTask, shared=False, name="fine", log_args=("invoice",))
-    def fine(invoice: str, card: str = "4111") -> str:
+    def fine(invoice: str, card: str = CARD) -> str:
         return "charged"
 
     @app.task(base=HardenedTask, bind=True, shared=False, name="flaky", max_retries=3)
     def flaky(self: Any) -> None:
         if not self.request.retries:
-            raise ConnectionError("4111 is away")
+            raise ConnectionError(f"{CARD} is away")
 
     @app.task(shared=False, name="broken")
     def broken() -> None:
-        raise ValueError("4111")
+        raise ValueError(CARD)
 
     @app.task(shared=False, name="expected", throws=(KeyError,))
     def expected() -> None:
-        raise KeyError("4111")
+        raise KeyError(CARD)
 
     @app.task(shared=False, name="ignoring")
     def ignoring() -> None:
-        raise Ignore("4111")
+        raise Ignore(CARD)
 
     @app.task(shared=False, name="rejecting", acks_late=True)
     def rejecting() -> None:
-        raise Reject("4111", requeue=False)
+        raise Reject(CARD, requeue=False)
 
     @app.task(shared=False, name="unencodable")
     def unencodable() -> object:
@@ -105,7 +108,7 @@ def test_a_time_of_publish_that_is_none_ends_no_run(
 def test_a_success_has_two_records_with_its_fields(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     task = shop(app)["fine"]
     with InProcessWorker(app) as worker:
-        sent = task.delay("i1", card="4111")
+        sent = task.delay("i1", card=CARD)
         worker.run()
     start, end = of(caplog, OURS)
     assert [start.levelno, end.levelno] == [logging.INFO, logging.INFO]
@@ -144,7 +147,7 @@ def test_each_end_is_one_record(
     found = [record for record in of(caplog, OURS) if hasattr(record, "outcome")]
     assert [(vars(r)["outcome"], r.levelno, vars(r).get("exc_type")) for r in found] == ends
     for record in found:
-        assert "4111" not in record.getMessage()
+        assert CARD not in record.getMessage()
         assert bool(record.exc_info) == (record.levelno == logging.ERROR)
     assert of(caplog, *THEIRS) == []
 
