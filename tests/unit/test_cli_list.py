@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,6 +153,8 @@ def test_without_rich_a_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch
     """rich is an extra: without it the same table is aligned text."""
     app = make_app()
     store_of(app).put(make_letter())
+    now = time.time()  # of both tables: else the letter may be older by a second in one of them
+    monkeypatch.setattr(list_module, "time", SimpleNamespace(time=lambda: now))
     plain = call(app, "dlq", "list").stdout
     monkeypatch.setattr(list_module.output, "on_terminal", lambda: True)
     monkeypatch.setitem(sys.modules, "rich", None)

@@ -15,7 +15,7 @@ from celery_hardened.pipeline.come_back import HandBack
 from celery_hardened.pipeline.windows import windows
 from tests.support.in_process import InProcessWorker
 
-LEASE = 5.0
+LEASE = 60.0
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import timeit
 import uuid
 from collections.abc import Callable
@@ -325,4 +326,5 @@ def test_a_key_costs_little() -> None:
         fingerprint(TASK, bound, plain)
 
     once()
-    assert min(timeit.repeat(once, number=200, repeat=10)) / 200 < 400e-6
+    # By the processor's time of this thread: what others on a busy machine take is not its cost.
+    assert min(timeit.repeat(once, timer=time.thread_time, number=200, repeat=10)) / 200 < 400e-6

@@ -272,7 +272,7 @@ def test_returns_of_two_threads(book: Book) -> None:
     def other() -> None:
         thread = threading.Thread(target=book.leases.give_back, args=(["b"],))
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
     book.scripts.before = other
