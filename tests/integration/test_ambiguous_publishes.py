@@ -162,9 +162,13 @@ def as_callback(project: ModuleType, publish: Callable[[], Any]) -> None:
 
 def on_commit(project: ModuleType, publish: Callable[..., Any]) -> None:
     """One publish after the other, until the patience is over."""
-    with Session(create_engine("sqlite://")) as session:
-        publish(on_commit=session)
-        session.commit()
+    engine = create_engine("sqlite://")
+    try:
+        with Session(engine) as session:
+            publish(on_commit=session)
+            session.commit()
+    finally:
+        engine.dispose()  # from Python 3.13 on a connection that is left to the garbage collector is a warning
 
 
 @pytest.mark.parametrize("way", [plain, as_callback, on_commit])

@@ -146,9 +146,9 @@ def test_sigterm_hands_over_at_once(pair: Callable[..., tuple[Proc, Proc]], out:
     one, two = pair(ttl=60.0)
     ended = time.monotonic()
     one.signal(signal.SIGTERM)
-    assert leads(out, "two").before - ended < 10
+    assert leads(out, "two").before - ended < 30
     assert one.wait() == 0
-    assert "let go" in two.log()
+    two.wait_for_log("let go")  # it may act before that is written: another thread of it tells
 
 
 def test_a_killed_leader_is_replaced_long_before_its_lease_ends(
@@ -158,8 +158,8 @@ def test_a_killed_leader_is_replaced_long_before_its_lease_ends(
     one, two = pair(ttl=60.0)
     killed = time.monotonic()
     one.kill()
-    assert leads(out, "two").before - killed < 10
-    assert "leads (term 2): the connection of one" in two.log()
+    assert leads(out, "two").before - killed < 30
+    two.wait_for_log("leads (term 2): the connection of one")  # it may act before that is written
 
 
 def test_a_stopped_leader_is_replaced_when_its_lease_ends_and_never_acts_again(
@@ -168,14 +168,14 @@ def test_a_stopped_leader_is_replaced_when_its_lease_ends_and_never_acts_again(
     """Promised: ttl + 1 s. When it goes on, it has no standing before its renewal is refused: it stands by."""
     one, _ = pair(ttl=4.0)
     owner = Redis.from_url(records_url).hget(Keys(unique).leader, "owner")
-    stopped = time.monotonic()
     one.pause()
+    stopped = time.monotonic()
     assert leads(out, "two").before - stopped < 5 * (4.0 + 1)
     since = len(one.log())
     one.resume()
     one.wait_for_log("this beat stands by: two", since=since)
     assert "leads no more (term 1)" in one.log()
-    assert max(act.before for act in acts(out) if act.name == "one") < stopped + 1
+    assert max(act.before for act in acts(out) if act.name == "one") < stopped
     store = LeaderStore(Redis.from_url(records_url), Keys(unique), ttl=TTL)
     assert owner is not None
     assert not store.renew(owner.decode(), client="1", clock=None, idle=0).held

@@ -14,12 +14,14 @@ from uuid import uuid4
 
 import pytest
 from celery import chain, chord, group
+from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
 
 from celery_hardened import DuplicateTaskError, Hardening, Query, StoreUnavailableError
 from celery_hardened.pipeline.windows import windows
 from tests.fixtures.processes import LoadProject, StartProcess, StartWorker
 from tests.support.broker import Broker
+from tests.support.client import listening
 from tests.support.letters import letter_of
 from tests.support.notes import notes
 from tests.support.ports import free_port
@@ -115,7 +117,10 @@ def test_what_a_duplicate_gets(load_project: LoadProject) -> None:
     assert project.dropped.delay("a") is None
     with project.app.connection_for_write() as connection:
         queue = project.app.amqp.queues[project.app.conf.task_default_queue](connection)
-        count = until(lambda: queue.queue_declare(passive=True).message_count, what="messages in the queue")
+        count = until(
+            lambda: (found := queue.queue_declare(passive=True).message_count) >= 3 and found,
+            what="three messages in the queue",
+        )
     assert count == 3
 
 
@@ -323,10 +328,10 @@ def test_a_forged_mark_ends_no_worker(
     nothing can encode are what they are without them."""
     project = load_project(DEDUP)
     worker = start_worker(DEDUP, concurrency=1)
+    listening(project.app)
     tasks = [(name, kind, str(uuid4())) for name in FORGED for kind in ("expired", "revoked", "valid", "broken")]
-    project.app.control.revoke(
-        [task_id for _, kind, task_id in tasks if kind == "revoked"], reply=True, timeout=30, limit=1
-    )
+    revoked = [task_id for _, kind, task_id in tasks if kind == "revoked"]
+    assert project.app.control.revoke(revoked, reply=True, timeout=30, limit=1), "no worker has heard of it"
     for name, kind, task_id in tasks:
         forge(
             project,
@@ -526,9 +531,16 @@ def test_a_publish_that_may_have_arrived_keeps_its_key_for_a_lease(
     project.work.delay("warm")
     proxy.silence("down")
     breaks = threading.Timer(1.0, proxy.heal)
-    breaks.start()
-    with pytest.raises(OperationalError):
-        project.work.apply_async(("a",), task_id="t1")
+
+    def sends(**_: Any) -> None:
+        breaks.start()  # not before: this process may stand still until then, and the publish would be a good one
+
+    before_task_publish.connect(sends)
+    try:
+        with pytest.raises(OperationalError):
+            project.work.apply_async(("a",), task_id="t1")
+    finally:
+        before_task_publish.disconnect(sends)
     breaks.join()
     assert 0 < left(project, "t1") <= LEASE
     assert project.work.delay("a").id == "t1"

@@ -60,7 +60,7 @@ def test_killed_child_runs_elsewhere(start_worker: StartWorker, load_project: Lo
     """SIGKILL to one pool child: another child of the same worker runs the task."""
     worker = start_worker(SOURCE, concurrency=1)
     proj = load_project(SOURCE)
-    result = proj.nap.delay(1)
+    result = proj.nap.delay(5)  # so long that it is killed in its midst, also where this test stands still meanwhile
     until(lambda: notes(out, "naps"), what="the nap to start")
 
     victim = worker.kill_child()
@@ -74,7 +74,7 @@ def test_killed_group_runs_elsewhere(start_worker: StartWorker, load_project: Lo
     """SIGKILL to a whole worker: nothing of it is left, and the next worker runs the task."""
     worker = start_worker(SOURCE)
     children = worker.children()
-    result = load_project(SOURCE).nap.delay(1)
+    result = load_project(SOURCE).nap.delay(5)
     until(lambda: notes(out, "naps"), what="the nap to start")
     began = time.monotonic()
 

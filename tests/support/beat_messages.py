@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery
@@ -72,6 +74,18 @@ def schedule(task: str = "hardened", *args: Any, name: str = "nightly", **option
     return Schedule(name=name, task=task, args=args or (1,), kwargs={"b": "ä"}, options=options, when=when)
 
 
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """When a message expires: counted from its publish, so that those of two publishes differ by a moment."""
+
+    at: datetime
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Moment) or self.at.utcoffset() != other.at.utcoffset():
+            return False
+        return abs(self.at - other.at) < timedelta(seconds=20)
+
+
 def opened(payload: bytes) -> dict[str, Any]:
     """A message without what differs from publish to publish, which must be there."""
     message: dict[str, Any] = json.loads(payload)
@@ -80,7 +94,7 @@ def opened(payload: bytes) -> dict[str, Any]:
     if HEADER in headers:
         assert headers[HEADER].pop("published") == headers[HEADER].pop("first_published")
     if headers.get("expires"):
-        headers["expires"] = headers["expires"][:10]
+        headers["expires"] = Moment(datetime.fromisoformat(headers["expires"]))
     if "expiration" in properties:
         # What is left until a moment that is days ahead differs between two messages.
         left = int(properties["expiration"])

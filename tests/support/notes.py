@@ -21,6 +21,7 @@ def note(name: str, *words: object) -> None:
 
 
 def notes(out: Path, name: str) -> list[str]:
-    """The lines written to *name* so far."""
+    """The lines written to *name* so far. One that is just being written, over the end of a page, is none yet."""
     path = out / name
-    return path.read_text().splitlines() if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
