@@ -8,6 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,13 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path, processes: list[Proc], val
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
 
+    @contextmanager
+    def running(command: str) -> Iterator[None]:
+        """What is to be killed lasts ten seconds, and the end of the command that asked for it takes of them."""
+        with subprocess.Popen(here(command), cwd=tmp_path, stdout=subprocess.DEVNULL) as asking:
+            yield
+        assert asking.returncode == 0, command
+
     worker = Proc("worker", here(commands("The shop")[0]), cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)})
     processes.append(worker)
     worker.start()
@@ -80,16 +89,16 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path, processes: list[Proc], val
 
     call, kill = commands("Kill the process")
     assert kill == "kill -9 4242"
-    run(call)
-    os.kill(int(logged(r"shipping order-4 in process (\d+)")[1]), signal.SIGKILL)
+    with running(call):
+        os.kill(int(logged(r"shipping order-4 in process (\d+)")[1]), signal.SIGKILL)
     logged(r"lost its process .*: death 1 of 3, next start in 1\.0 s")
     logged(r"next start in 1\.0 s(.|\n)*shop\.ship\[.*\] success in")
 
     call, kill, again = commands("Kill the worker")
     assert (kill, again) == ("kill -9 $(cat worker.pid)", commands("The shop")[0])
-    run(call)
-    logged("shipping order-5")
-    os.kill(int((tmp_path / "worker.pid").read_text()), signal.SIGKILL)
+    with running(call):
+        logged("shipping order-5")
+        os.kill(int((tmp_path / "worker.pid").read_text()), signal.SIGKILL)
     until(lambda: not worker.running, what="the worker to be dead")
     assert not re.search(r"shipping order-5(.|\n)*shop\.ship\[.*\] success in", worker.log())
 
