@@ -12,7 +12,7 @@ from celery import Celery
 
 from tests.fixtures.processes import LoadProject, StartWorker
 from tests.support.broker import Broker
-from tests.support.client import disconnect
+from tests.support.client import disconnect, listening
 from tests.support.delivery_app import DELIVERY, Book, conf, starts
 from tests.support.letters import letters
 from tests.support.until import until
@@ -51,6 +51,8 @@ def test_delays_survive_every_worker(
     book = Book(broker)
     until(lambda: len(book.delayed()) == 3 and not book.leased(), what="three messages to wait in Redis alone")
     assert all(sent + AHEAD - 1 <= score <= time.time() + AHEAD + 1 for score in book.delayed().values())
+    # A worker hears nothing for a moment after it said that it is ready.
+    until(lambda: len(project.app.control.ping(timeout=2, limit=2)) == 2, within=60, what="both workers to listen")
     inspect = project.app.control.inspect(timeout=10, limit=2)
     assert inspect.scheduled() == inspect.reserved() == {"w1@test": [], "w2@test": []}
     for worker in doomed:
@@ -58,7 +60,11 @@ def test_delays_survive_every_worker(
 
     start_worker(DELIVERY, concurrency=3, env=SHORT)
     assert len(book.delayed()) == 3, "it took longer to start a worker than the tasks wait"
-    until(lambda: len(starts(out, "eta", "plain")) == 2 and len(starts(out, "retried")) == 2, what="all to start")
+    until(
+        lambda: len(starts(out, "eta", "plain")) == 2 and len(starts(out, "retried")) == 2,
+        within=AHEAD + 30,
+        what="all to start",
+    )
     until(book.empty, within=20, what="all to be acked")
     first, second = starts(out, "retried")
     late = [start.at - sent - AHEAD for start in starts(out, "eta", "plain")] + [second.at - first.at - AHEAD]
@@ -113,6 +119,7 @@ def test_revoked_while_it_waits(
     """A task that was revoked while it waited is REVOKED when it is due, and not started; so is one that expired."""
     start_worker(DELIVERY, concurrency=1, env=SHORT)
     project = load_project(DELIVERY, env=SHORT)
+    listening(project.app)
     revoked = project.job.apply_async(("revoked",), countdown=10)
     expired = project.job.apply_async(("expired",), countdown=10, expires=9)
     kept = project.job.apply_async(("kept",), countdown=11)
