@@ -237,8 +237,9 @@ def test_a_countdown_that_finished_work_does_not_outlive_is_told_once(
 
 
 @pytest.mark.parametrize("on_duplicate", ["wait", "skip", "raise"])
-def test_a_redelivery_of_the_holders_message_always_comes_back(app: Celery, on_duplicate: Any) -> None:
+def test_a_redelivery_of_the_holders_message_always_comes_back(app: Celery, on_duplicate: Any, unique: str) -> None:
     """Its first run may be dying: skipped or refused, nothing would be left to run it."""
+    # An id that no other test uses: results are kept for the whole process, and a success is never overwritten.
     runs: list[str] = []
 
     @app.task(base=HardenedTask, name="stubborn")
@@ -250,9 +251,9 @@ def test_a_redelivery_of_the_holders_message_always_comes_back(app: Celery, on_d
     key = claim_module.key_of(stubborn, ("o-1",), {})
     assert key is not None
     store = Hardening.expect(app).effects.eager_claims
-    store.claim(key, owner="first run", task_id="t1", fingerprint="", lease=30.0, lifetime=600.0)
+    store.claim(key, owner="first run", task_id=unique, fingerprint="", lease=30.0, lifetime=600.0)
     with InProcessWorker(app) as worker:
-        result = stubborn.apply_async(("o-1",), task_id="t1")
+        result = stubborn.apply_async(("o-1",), task_id=unique)
         worker.step()
         assert (runs, letters(app)) == ([], [])
         store.release(key, owner="first run")
