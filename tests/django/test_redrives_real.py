@@ -134,6 +134,7 @@ def _more_charged(shop: Shop, than: int) -> bool:
     return len(shop.charged()) > than
 
 
+@pytest.mark.timeout(300)  # a busy machine needs half a minute for each worker that starts
 def test_a_worker_that_is_killed(
     shop: Shop, letters: str, start_worker: StartWorker, environment: dict[str, str]
 ) -> None:
@@ -142,7 +143,8 @@ def test_a_worker_that_is_killed(
     A letter that came after the question is left alone.
     """
     env = {**django_project.environment(), "LETTERS": letters}
-    shop.put(*range(150))
+    number = 200  # more than three seconds' worth are left at the second kill, should whoever watches stand still
+    shop.put(*range(number))
     start_worker(PROJECT, queues=[shop.charges], env=env, concurrency=1)
     worker = start_worker(PROJECT, queues=[environment["QUEUE"]], env=env, concurrency=1)
     action = shop.ask(rate="30")
@@ -157,11 +159,11 @@ def test_a_worker_that_is_killed(
         within=240,
         what="it to end",
     )
-    until(lambda: len(shop.charged()) >= 150, within=60, what="all tasks to run")
-    until(lambda: shop.store.count(Query(state="resolved")) == 150, within=60, what="all letters to be resolved")
-    assert shop.charged() == Counter(range(150))
+    until(lambda: len(shop.charged()) >= number, within=60, what="all tasks to run")
+    until(lambda: shop.store.count(Query(state="resolved")) == number, within=60, what="all letters to be resolved")
+    assert shop.charged() == Counter(range(number))
     ended = seen(action)
-    assert (ended.state, ended.total, ended.done, ended.left) == ("done", 150, 150, 0)
+    assert (ended.state, ended.total, ended.done, ended.left) == ("done", number, number, 0)
     assert shop.store.get("task-1000-0-0").state == "dead"
 
 

@@ -85,6 +85,14 @@ def leads(beat: Leadership, within: float = 25.0) -> Standing:
     return until(beat.standing, within=within, what="it to lead", every=0.005)
 
 
+def looks_of(beat: Beat) -> list[Any]:
+    """What a standby finds at its looks from now on."""
+    seen: list[Any] = []
+    is_gone = beat._gone.is_gone
+    beat._gone.is_gone = lambda holder: (seen.append(holder), is_gone(holder))[1]  # type: ignore[method-assign]
+    return seen
+
+
 def at(url: str, proxy: TcpProxy) -> str:
     return f"redis://127.0.0.1:{proxy.port}/{url.rsplit('/', 1)[1]}"
 
@@ -246,7 +254,8 @@ def test_a_cut_connection_costs_no_lead(make: Callable[..., Beat], each_redis_ur
     try:
         one = make("one", url=at(each_redis_url, proxy))
         first = leads(one)
-        two = make("two")
+        # It looks so seldom that a machine on which the leader's thread stands still for a moment has not lost it.
+        two = make("two", poll=2.0)
         for _ in range(3):
             until(lambda: two.holder, within=25, what="the other to stand by")
             until(lambda: one._client.hget(one._keys.leader, "client") not in (None, b""), within=25, what="an id")
@@ -256,6 +265,8 @@ def test_a_cut_connection_costs_no_lead(make: Callable[..., Beat], each_redis_ur
                 lambda: two._client.hget(two._keys.leader, "client") != known,  # noqa: B023
                 within=25, what="the new connection to be recorded",
             )  # fmt: skip
+        looks = looks_of(two)
+        until(lambda: len(looks) >= 2, within=25, what="the other to have looked as often as a belief takes")
         assert one.standing() == first
         assert two.standing() is None
         one.stop()
@@ -270,12 +281,13 @@ def test_a_leader_that_cannot_reach_redis_stands_down_before_another_leads(
 
     All standings are sampled together; two at one moment would be seen.
     """
-    ttl, silenced = 1.5, "Redis did not answer its renewals in time"
+    ttl, told = 1.5, ("Redis did not answer its renewals in time", "Redis is away")
     proxies = [TcpProxy(port_of(each_redis_url)) for _ in range(3)]
     try:
         beats = [make(f"b{n}", url=at(each_redis_url, proxy), ttl=ttl) for n, proxy in enumerate(proxies)]
-        # Three leads that silence has ended: a machine that stands still for a lease may have ended one before.
-        while caplog.text.count(silenced) < 3:
+        # Three leads that silence has ended: a machine that stands still for a lease may have ended one before, or let
+        # the next one lead before the silent one has waited for an answer.
+        while min(map(caplog.text.count, told)) < 3:
             number, leader = until(
                 lambda: next(((n, b) for n, b in enumerate(beats) if b.standing()), None),
                 within=25, what="one to lead", every=0.005,
@@ -297,7 +309,6 @@ def test_a_leader_that_cannot_reach_redis_stands_down_before_another_leads(
             assert trusted - silent <= ttl, "it did not stand down in time"
             proxies[number].heal()
             until(lambda: leader.reachable and (leader.holder or leader.standing()), within=25, what="it to be back")  # noqa: B023
-        assert caplog.text.count("Redis is away") >= 3
         for beat in beats:
             beat.stop()
     finally:
@@ -359,7 +370,6 @@ def test_without_the_client_commands_the_lease_decides(
     admin = Redis.from_url(each_redis_url)
     admin.execute_command("ACL", "SETUSER", unique, "on", ">pw", "~*", "+@all", "-client")
     url = each_redis_url.replace("redis://", f"redis://{unique}:pw@")
-    ttl = 1.5
     one = make("one", url=url)
     leads(one)
     two = make("two")
@@ -368,9 +378,14 @@ def test_without_the_client_commands_the_lease_decides(
     two.stop()
     one.stop()
 
-    dead = LeaderStore(admin, one._keys, ttl=ttl)
+    dead = LeaderStore(admin, one._keys, ttl=60)
     dead.acquire("dead", client="999999999", identity={"host": "dead", "pid": 1})
-    three = make("three", url=url, ttl=ttl)
+    three = make("three", url=url)
+    until(lambda: "CLIENT LIST" in caplog.text, within=25, what="the warning")
+    looks = looks_of(three)
+    until(lambda: len(looks) >= 3, within=25, what="it to have looked as often as a belief takes")
+    assert three.standing() is None, "the lease is not over yet"
+    admin.pexpire(one._keys.leader, 1)
     assert leads(three).term == 3
     assert three._taken is not None
     assert three._taken.how == "expired"
@@ -384,7 +399,7 @@ def test_a_leader_whose_connection_is_gone_is_replaced_before_its_lease_ends(
     store = LeaderStore(Redis.from_url(each_redis_url), keys, ttl=60)
     store.acquire("dead", client="999999999", identity={"host": "dead", "pid": 1})
     two = make("two")
-    assert leads(two, within=10).term == 2
+    assert leads(two).term == 2
     assert two._taken is not None
     assert (two._taken.how, two._taken.after["host"]) == ("client_gone", "dead")
 
