@@ -30,7 +30,11 @@ from tests.support.admin_schedules import (
     shop_at,
 )
 from tests.support.admin_visitors import ada
+from tests.support.admin_world import HOUR
 from tests.support.django_schedules import crontab, every, many, task
+
+#: Half a day from now: no slot passes between a page and its answer.
+FAR = {"minute": "0", "hour": str(HOUR), "timezone": "UTC"}
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +88,7 @@ def test_the_page_shows_which_slots_and_asks_for_a_reason(client: Client, skips:
 
 def test_it_is_skipped_logged_and_shown(client: Client, skips: SkipStore) -> None:
     """By whom and why: in Redis, in the admin's log, in the list and among the coming slots."""
-    nightly = task("nightly", task="shop.note", crontab=crontab())
+    nightly = task("nightly", task="shop.note", crontab=crontab(**FAR))
     confirm(client, act(client, "skip_tasks", nightly), nightly)
     skip = skips.skips()["nightly"]
     assert (skip.by, skip.why) == ("ada", "the bank is closed")
@@ -103,7 +107,7 @@ def test_it_is_skipped_logged_and_shown(client: Client, skips: SkipStore) -> Non
 
 def test_it_is_taken_back(client: Client, skips: SkipStore) -> None:
     """Logged; what is not skipped is told, and not logged."""
-    rows = [task(name, task="shop.note", crontab=crontab()) for name in ("one", "two")]
+    rows = [task(name, task="shop.note", crontab=crontab(**FAR)) for name in ("one", "two")]
     confirm(client, act(client, "skip_tasks", rows[0]), rows[0])
     said = act(client, "unskip_tasks", *rows).content.decode()
     assert skips.skips() == {}
@@ -127,10 +131,10 @@ def test_what_was_shown_is_what_is_skipped(client: Client, skips: SkipStore, sto
 
 def test_what_cannot_be_skipped_is_said(client: Client, skips: SkipStore) -> None:
     """Disabled, unreadable, skipped already: with the reason, and the others can be."""
-    good = task("good", task="shop.note", crontab=crontab())
-    twice = task("twice", task="shop.note", crontab=crontab())
-    bad = task("bad", task="shop.note", crontab=crontab(), args="{")
-    off = task("off", task="shop.note", crontab=crontab(), enabled=False)
+    good = task("good", task="shop.note", crontab=crontab(**FAR))
+    twice = task("twice", task="shop.note", crontab=crontab(**FAR))
+    bad = task("bad", task="shop.note", crontab=crontab(**FAR), args="{")
+    off = task("off", task="shop.note", crontab=crontab(**FAR), enabled=False)
     confirm(client, act(client, "skip_tasks", twice), twice)
     asked = act(client, "skip_tasks", good, twice, bad, off)
     notes = {one.name: one.problem for one in asked.context_data["tasks"]}
@@ -145,7 +149,7 @@ def test_what_cannot_be_skipped_is_said(client: Client, skips: SkipStore) -> Non
 
 def test_a_skip_that_is_over_is_not_shown(client: Client, skips: SkipStore, store: BeatStore) -> None:
     """Beats passed over its slot for another reason, such as a pause."""
-    row = task("nightly", task="shop.note", crontab=crontab())
+    row = task("nightly", task="shop.note", crontab=crontab(**FAR))
     confirm(client, act(client, "skip_tasks", row), row)
     schedule = django_schedules.only(django_schedules.reader("default").load())
     record = started(schedule, time.time(), old=None)
