@@ -25,7 +25,7 @@ APP = (Path(__file__).parents[1] / "support" / "kill_points_app.py").read_text()
 POINTS = [f"{when} {what}" for what in ("claim", "effect", "finish", "ack") for when in ("before", "after")]
 
 #: Seconds, as the app module has it.
-LEASE = 3.0
+LEASE = 5.0
 
 #: The documented gap of a store that is not in the effect's own transaction.
 GAP = {"after effect", "before finish"}

@@ -18,7 +18,7 @@ from tests.support.worker import POOLS
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.mortal]
 
 CUTS = 4
-LEASE = {"CONF": repr({"hardened_lease": 3.0, "worker_prefetch_multiplier": 3})}
+LEASE = {"CONF": repr({"hardened_lease": 10.0, "worker_prefetch_multiplier": 3})}
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
@@ -57,7 +57,7 @@ def test_what_a_frozen_pool_process_holds_does_not_start_late(
     A job lies in the pipe of a pool process when the whole worker freezes for longer than its lease. It
     starts elsewhere, and not a second time when the worker wakes.
     """
-    env = {"CONF": repr({"hardened_lease": 1.0, "hardened_task_logs": False})}  # Celery says what it has received
+    env = {"CONF": repr({"hardened_lease": 5.0, "hardened_task_logs": False})}  # Celery says what it has received
     frozen = start_worker(SHOP, concurrency=1, env=env)
     project = load_project(SHOP, env=env)
     first = project.slow.delay("first", 0.1)

@@ -23,13 +23,14 @@ from celery import Celery, chord, group
 from celery.exceptions import Ignore
 from celery_hardened import HardenedTask, current_execution, deduplicate, harden, idempotent
 from tests.support.notes import note, notes
+from tests.support.until import until
 
 app = Celery("proj", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
     task_default_queue=os.environ["QUEUE"],
     hardened_redis_url=os.environ["RECORDS_URL"],
     hardened_key_prefix=os.environ["KEY_PREFIX"],
-    hardened_lease=float(os.environ.get("LEASE", "4")),
+    hardened_lease=float(os.environ.get("LEASE", "8")),
     hardened_retry_backoff=0.2,
     hardened_retry_floor=0.05,
     hardened_death_delay=0.2,
@@ -51,7 +52,7 @@ def send(self, invoice, seconds=0.0):
     return {"invoice": invoice, "by": self.request.id}
 
 
-@app.task(base=Billing, bind=True, time_limit=3)
+@app.task(base=Billing, bind=True, time_limit=10)
 @idempotent("invoice", compare_arguments=False)
 def stuck(self, invoice, seconds=0.0):
     note("effects", invoice)
@@ -90,17 +91,17 @@ def breaks(self, invoice):
 
 @app.task(base=Billing)
 @idempotent("invoice", on_duplicate="skip")
-def skips(invoice, seconds):
+def skips(invoice):
     note("effects", invoice)
-    time.sleep(seconds)
+    until(Path(os.environ["OUT"], f"end-{invoice}").exists, within=120, what="the test to have seen it")
     return "done"
 
 
 @app.task(base=Billing)
 @idempotent("invoice", on_duplicate="raise")
-def raises(invoice, seconds):
+def raises(invoice):
     note("effects", invoice)
-    time.sleep(seconds)
+    until(Path(os.environ["OUT"], f"end-{invoice}").exists, within=120, what="the test to have seen it")
     return "done"
 
 
@@ -131,9 +132,9 @@ def test_a_long_run_keeps_its_key(start_worker: StartWorker, load_project: LoadP
     start_worker(APP, concurrency=1)
     start_worker(APP, concurrency=1)
     project = load_project(APP)
-    first = project.send.delay("i-1", seconds=13.0)
+    first = project.send.delay("i-1", seconds=20.0)
     until(lambda: effects(out, "i-1") == 1, within=60, what="the first run to begin")
-    second = project.send.delay("i-1", seconds=13.0)
+    second = project.send.delay("i-1", seconds=20.0)
     others = [project.send.delay(f"o-{number}") for number in range(3)]
     for other in others:
         other.get(timeout=60)
@@ -240,18 +241,21 @@ def test_the_same_key_with_other_arguments(start_worker: StartWorker, load_proje
 
 def test_what_a_duplicate_does(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
     """``skip`` ignores it, ``raise`` makes it a letter; neither is the run that holds the key."""
-    start_worker(APP, concurrency=4)
+    worker = start_worker(APP, concurrency=4)
     project = load_project(APP)
-    first = project.skips.delay("i-1", 3.0)
+    first = project.skips.delay("i-1")
     until(lambda: effects(out, "i-1") == 1, within=60, what="the first run to begin")
-    skipped = project.skips.delay("i-1", 3.0)
+    skipped = project.skips.delay("i-1")
+    worker.wait_for_log(f"proj.skips[{skipped.id}] is skipped", within=60)
+    (out / "end-i-1").touch()
     assert first.get(timeout=60) == "done"
     assert skipped.state in ("PENDING", "IGNORED")
-    held = project.raises.delay("i-2", 3.0)
+    held = project.raises.delay("i-2")
     until(lambda: effects(out, "i-2") == 1, within=60, what="the run to begin")
-    refused = project.raises.delay("i-2", 3.0)
+    refused = project.raises.delay("i-2")
     with pytest.raises(Exception, match="another run holds key"):
         refused.get(timeout=60)
+    (out / "end-i-2").touch()
     assert held.get(timeout=60) == "done"
 
 

@@ -71,7 +71,7 @@ def test_each_signal_is_sent_once(
     owner = project.single.delay("one")
     again = project.single.delay("one")
     assert again.id == owner.id
-    start_worker(COUNTS + LISTENING, concurrency=4, env={**probed.env, "LEASE": "3"})
+    start_worker(COUNTS + LISTENING, concurrency=4, env={**probed.env, "LEASE": "10"})
     counts = Counts(project, out, probed)
 
     plan = {"broken": 2, "hard_limit": 1, "killed": 1, "poisonous": 1}

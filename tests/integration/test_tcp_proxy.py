@@ -46,9 +46,9 @@ def proxy(echo_port: int, start_proxy: Callable[[int], TcpProxy]) -> TcpProxy:
 @contextlib.contextmanager
 def line(proxy: TcpProxy) -> Iterator[Callable[..., bytes]]:
     """A connection through the proxy, as a call that sends ``x`` and returns the answer."""
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as connection:
 
-        def ask(within: float = 10.0) -> bytes:
+        def ask(within: float = 30.0) -> bytes:
             connection.settimeout(within)
             connection.sendall(b"x")
             return connection.recv(1)
@@ -70,7 +70,7 @@ def test_reset_and_close(proxy: TcpProxy) -> None:
         proxy.reset()
         with pytest.raises(OSError, match="reset"):
             ask()
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as connection:
         connection.sendall(b"x")
         assert connection.recv(1) == b"x"
         proxy.close()
@@ -125,7 +125,7 @@ def test_nobody_behind_it(start_proxy: Callable[[int], TcpProxy]) -> None:
                 return ask() == b""
             return True
 
-        until(refused, within=5, what="the client to be refused")
+        until(refused, within=30, what="the client to be refused")
 
 
 def test_an_end_while_clients_come_leaves_no_socket() -> None:

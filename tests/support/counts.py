@@ -158,7 +158,7 @@ class Counts:
 
     def send_waiting(self) -> None:
         """Two messages of one key: the second waits, as often as it is delivered too early, and is then replayed."""
-        second = self._send_second("busy")
+        second = self._send_second("busy", "waited")
         second.get(timeout=120)
         self.asked["proj.busy", "replayed"] += 1
         came = notes(self.out, "received").count(second.id)
@@ -167,16 +167,19 @@ class Counts:
 
     def send_duplicate(self) -> None:
         """A second message of a key whose first run goes on, and a task that skips such."""
-        self._send_second("skipping")
+        self._send_second("skipping", "deduplicated")
         self.asked["proj.skipping", "deduplicated"] += 1
 
-    def _send_second(self, name: str) -> Any:
-        order = uuid4().hex
-        task = getattr(self.project, name)
+    def _send_second(self, task_name: str, outcome: str) -> Any:
+        order, name = uuid4().hex, f"proj.{task_name}"
+        task = getattr(self.project, task_name)
+        before = self.page().outcomes().get((name, outcome), 0)
         task.delay(order)
         until(lambda: f"long {order}" in notes(self.out, "begun"), within=120, what="the first run to begin")
         second = task.delay(order)
         until(lambda: second.id in notes(self.out, "received"), within=60, what="the second message to come")
+        # Not before it was found too early: the first run is not to be over by then.
+        until(lambda: self.page().outcomes().get((name, outcome), 0) > before, within=60, what=f"it to be {outcome}")
         Path(self.out, f"end-{order}").touch()
         return second
 

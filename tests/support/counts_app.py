@@ -196,19 +196,19 @@ def plain_killed(self, order):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@app.task(bind=True, base=Counted, soft_time_limit=2.0, time_limit=60)
+@app.task(bind=True, base=Counted, soft_time_limit=6.0, time_limit=60)
 def soft_limit(self, order):
     ends(self, "timeout")
     time.sleep(50)
 
 
-@app.task(bind=True, base=Counted, time_limit=2.5, soft_time_limit=None)
+@app.task(bind=True, base=Counted, time_limit=6.0, soft_time_limit=None)
 def hard_limit(self, order):
     ends(self, "timeout")
     time.sleep(50)
 
 
-@app.task(bind=True, base=Counted, time_limit=2.5, soft_time_limit=None, autoretry_for=(TimeLimitExceeded,))
+@app.task(bind=True, base=Counted, time_limit=6.0, soft_time_limit=None, autoretry_for=(TimeLimitExceeded,))
 def listed_limit(self, order):
     if self.request.retries == 0:
         ends(self, "retry")

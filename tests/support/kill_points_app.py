@@ -18,7 +18,7 @@ app.conf.update(
     task_default_queue=os.environ["QUEUE"],
     hardened_redis_url=os.environ["RECORDS_URL"],
     hardened_key_prefix=os.environ["KEY_PREFIX"],
-    hardened_lease=3.0,
+    hardened_lease=5.0,
     hardened_death_delay=0.2,
     hardened_retry_backoff=0.2,
 )
