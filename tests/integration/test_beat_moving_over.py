@@ -120,7 +120,7 @@ def run_theirs(
         )
 
     until(at_rest, what="runs of the other scheduler, and a pause of it", within=90)
-    beat.stop()
+    beat.stop(within=60)  # it writes its last runs down first
 
 
 def check(out: Path) -> None:

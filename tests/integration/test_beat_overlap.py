@@ -116,6 +116,14 @@ class Seen:
         """Of its starts."""
         return [one.task_id for one in self.starts(schedule)]
 
+    def confirmed(self, *schedules: str) -> None:
+        """Wait until no slot is on its way to the broker: a beat that is ended then leaves none claimed."""
+        until(
+            lambda: all(self.record(name).pending is None for name in schedules),
+            every=0.01,
+            what="what was published to be confirmed",
+        )
+
     def opens(self, gate: str) -> None:
         (self.out / gate).touch()
 
@@ -173,7 +181,8 @@ def test_never_two_at_once(start_beat: StartBeat, start_worker: StartWorker, see
         assert len({one.task_id for one in starts}) == len(starts)
         assert all(one.task_id == task_id_of(name, one.slot) for one in starts)
         slots = round((record.cursor - record.anchor) / 0.5)
-        assert record.fired + sum(record.passed.values()) == slots
+        # The second beat may have been ended between a claim and its confirmation.
+        assert record.fired + sum(record.passed.values()) + (record.pending is not None) == slots
         assert set(record.passed) <= {"overlapped", "coalesced"}
         assert record.passed["overlapped"] >= 6
         assert seen.outcomes(name).keys() == {"fired", "overlapped"}
@@ -290,6 +299,7 @@ def test_a_later_run_cancels_the_one_that_waits(start_beat: StartBeat, start_wor
     beat = start_beat(APP, env=schedules)
     run = seen.started("latest")[0]
     until(lambda: seen.record("latest").fired >= 8, what="eight fires")
+    seen.confirmed("latest")
     ended(beat)
     start_beat(APP, env={**schedules, "SCHEDULES": "{}"})
     until(lambda: all_revoked(seen), what="all to be revoked")
@@ -318,6 +328,7 @@ def test_a_later_run_terminates_the_one_before(start_beat: StartBeat, start_work
     beat = start_beat(APP, env=schedules)
     for name in names:
         seen.started(name, 4, within=90)
+    seen.confirmed(*names)
     ended(beat)
     start_beat(APP, env={**schedules, "SCHEDULES": "{}"})
     until(lambda: all_revoked(seen), what="all to be revoked")
@@ -349,6 +360,7 @@ def test_runs_that_were_replaced_while_no_worker_was_there(
     beat = start_beat(APP, env=schedules)
     for name in names:
         until(lambda name=name: seen.record(name).fired >= 8, within=60, what="eight fires")  # type: ignore[misc]
+    seen.confirmed(*names)
     ended(beat)
     silent = start_beat(APP, env={**schedules, "SCHEDULES": "{}"})
     until(lambda: all_revoked(seen), within=60, what="all to be revoked")
@@ -497,7 +509,12 @@ def test_a_run_is_told_how_many_were_missed(start_beat: StartBeat, start_worker:
     stopped = time.time()
     until(lambda: time.time() > stopped + 3, what="three seconds without a beat")
     second = start_beat(APP, env=schedules)
-    many = until(lambda: [one for one in seen.starts("often") if one.missed], within=60, what="a run for the others")
+    # Not one of the first beat, which a busy machine may have held up for a second.
+    many = until(
+        lambda: [one for one in seen.starts("often") if one.missed and one.slot > stopped],
+        within=60,
+        what="a run for the others",
+    )
     until(lambda: seen.starts("often")[-1].slot > many[0].slot + 2, within=60, what="runs on time")
     ended(second)
     record = seen.record("often")
