@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 REDIS = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
-COUNT, SECONDS = 150, 0.1
-"""A job of fifteen seconds, and of more where the machine is slow."""
+COUNT, SECONDS = 150, 0.2
+"""A job of half a minute: a busy machine needs most of that to start the worker that is to go on."""
 
 
 class Scene:
@@ -149,7 +149,7 @@ def test_stops_without_end_are_no_deaths(start_worker: StartWorker, load_project
     """Five deploys in the middle of one job, more than the deaths it may have: each unit once, no letter."""
     env = conf(hardened_lease=3.0)
     project = load_project(CHECKPOINTS, env=env)
-    result = project.units.delay("job", 60, 0.1, 60.0)
+    result = project.units.delay("job", COUNT, SECONDS, 60.0)
     for _ in range(5):
         before = len(done(out, "job"))
         worker = start_worker(CHECKPOINTS, concurrency=1, env=env)
@@ -157,8 +157,8 @@ def test_stops_without_end_are_no_deaths(start_worker: StartWorker, load_project
         worker.signal(signal.SIGTERM)
         assert worker.wait(within=60) == 0
     start_worker(CHECKPOINTS, concurrency=1, env=env)
-    assert result.get(timeout=60) == "job"
-    assert done(out, "job") == list(range(60))
+    assert result.get(timeout=120) == "job"
+    assert done(out, "job") == list(range(COUNT))
     assert letters(project) == []
     assert {run.retries for run in runs(out, "job")} == {0}
 
@@ -222,6 +222,11 @@ def test_every_key_has_an_end(start_worker: StartWorker, load_project: LoadProje
     hardening: Any = Hardening.of(project.app)
     keys = list(hardening.redis.scan_iter(match="*:checkpoint:*"))
     assert len(keys) == 3
-    kept = sorted(hardening.redis.ttl(key) for key in keys)
-    assert 0 < kept[0] <= 3600
+
+    def lifetimes() -> list[int]:
+        return sorted(hardening.redis.ttl(key) for key in keys)
+
+    # The job that has ended says so before its record is told.
+    until(lambda: 0 < lifetimes()[0] <= 3600, what="the record of the job that ended to have its end")
+    kept = lifetimes()
     assert all(hardening.settings.kept_for - 3600 < ttl <= hardening.settings.kept_for for ttl in kept[1:])
