@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import settings
+
+# However long an example takes: on a busy machine that says nothing about it.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 pytest_plugins = [
     "tests.fixtures.servers",

@@ -18,7 +18,7 @@ GRACE: Final = 2.0
 RECOVERY: Final = 10.0
 
 #: A body handed to a process that was stopped just then starts within this many seconds of its waking.
-WAKING: Final = 1.0
+WAKING: Final = 3.0
 
 
 @dataclass(slots=True)

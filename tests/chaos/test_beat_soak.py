@@ -145,6 +145,7 @@ def test_a_plan_has_each_kind_of_fault(broker: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
 def test_a_short_soak_of_beats(tmp_path: Path, broker: str) -> None:
     """Beats killed, ended, frozen in mid-burst, cut off, their clock an hour ahead, Redis restarted: each slot of 220

@@ -18,9 +18,9 @@ from tests.support.until import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
-LEASE = 2.0
+LEASE = 5.0
 ENV = conf(hardened_lease=LEASE)
-UNITS = 80
+UNITS = 160
 KILLS = 10
 
 

@@ -133,9 +133,10 @@ def test_a_plan_has_as_many_faults_as_asked_for(kills: int, restarts: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.integration
+@pytest.mark.timeout(400)
 def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
     """600 tasks, 12 faults of all kinds, a restart of the server among them: none lost, no repeat without its fault."""
-    words = "--kills 12 --tasks 600 --restarts 1 --lease 3 --workers 2 --patience 45 --server valkey"
+    words = "--kills 12 --tasks 600 --restarts 1 --lease 5 --workers 2 --patience 45 --server valkey"
     report = soak(words.split(), directory=tmp_path)
     told = "\n".join(report.lines())
     assert report.tasks == 600, told

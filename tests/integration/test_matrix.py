@@ -28,7 +28,7 @@ class MatrixSetup(CeleryTestSetup):  # type: ignore[misc]
         app.conf.worker_prefetch_multiplier = 1
         if app.conf.broker_url.startswith("redis"):
             app.conf.broker_transport_options = {
-                "visibility_timeout": 3,
+                "visibility_timeout": 8,  # a worker that stands still for less keeps its message
                 "unacked_restore_interval": 1,
                 "unacked_restore_throttle": 1,
             }
@@ -78,7 +78,7 @@ def test_nodes_can_be_inspected(celery_setup: CeleryTestSetup) -> None:
     worker.assert_log_does_not_exist("Traceback")
     assert len(worker.get_running_processes_info(["pid", "cmdline"])) >= 3
     assert worker.container.exec_run("python -c 'print(1)'") == (0, b"1\n")
-    assert worker.hostname() in celery_setup.app.control.inspect(timeout=3).ping()
+    assert worker.hostname() in celery_setup.app.control.inspect(timeout=30, limit=1).ping()
 
     worker.restart()
 

@@ -185,7 +185,7 @@ def test_what_the_broker_never_took_is_redriven(
     """The time is over: the caller gets an error, the letters ``unsent`` are in Redis, and a redrive sends
     them under their own ids, once each."""
     proxy = start_proxy(broker.port)
-    project = load_project(ON_COMMIT, env={**through(broker, proxy), "PUBLISH_TIMEOUT": "1"})
+    project = load_project(ON_COMMIT, env={**through(broker, proxy), "PUBLISH_TIMEOUT": "5"})
     project.look.delay(0)
     results = []
     with pytest.raises(PublishFailedError) as failed, transaction.atomic():  # noqa: PT012
@@ -215,7 +215,7 @@ def test_a_chord_whose_members_were_not_sent_completes_after_a_redrive(
 ) -> None:
     """Their letters are parked, so that the chord is kept for them."""
     proxy = start_proxy(broker.port)
-    project = load_project(ON_COMMIT, env={**through(broker, proxy), "PUBLISH_TIMEOUT": "1"})
+    project = load_project(ON_COMMIT, env={**through(broker, proxy), "PUBLISH_TIMEOUT": "5"})
     project.look.delay(0)
     with pytest.raises(PublishFailedError) as failed, transaction.atomic():  # noqa: PT012
         pks = [project.invoice(f"{unique}-{number}") for number in range(3)]

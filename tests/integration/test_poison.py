@@ -138,7 +138,8 @@ def test_graceful_stop_is_no_death(start_worker: StartWorker, load_project: Load
     marked as redelivered, neither is counted as a death, both finish.
     """
     project = load_project(SHOP)
-    results = [project.slow.delay("long", 4.0), project.fine.delay("behind")]
+    # So long that it still runs when the signal comes, though a busy machine may let the test wait.
+    results = [project.slow.delay("long", 12.0), project.fine.delay("behind")]
     for _ in range(6):
         before = starts(out, "slow")
         worker = start_worker(SHOP, concurrency=1, args=["--prefetch-multiplier", "2"])

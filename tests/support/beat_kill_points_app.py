@@ -26,7 +26,7 @@ app.conf.update(
     task_ignore_result=True,
     hardened_redis_url=os.environ["RECORDS_URL"],
     hardened_key_prefix=os.environ["KEY_PREFIX"],
-    hardened_lease=5.0,
+    hardened_lease=30.0,
     hardened_beat_ttl=float(os.environ.get("TTL", "2")),
     hardened_beat_history=10_000,
     hardened_beat_grace=600.0,  # so long may one beat after the other take to start, and each slot still runs by itself

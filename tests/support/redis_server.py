@@ -9,6 +9,7 @@ from pathlib import Path
 
 from celery_hardened.embedded import EmbeddedValkey
 from tests.support.frozen import is_frozen
+from tests.support.ports import free_port
 from tests.support.until import until
 
 _DATABASES = 10_000
@@ -25,7 +26,8 @@ class RedisServer(EmbeddedValkey):
     """
 
     def __init__(self, directory: Path, *, binary: Path | None = None, persist: bool = False) -> None:
-        super().__init__(directory, binary=binary, persist=persist, config={"databases": _DATABASES})
+        # None that the kernel gives: while a test has it killed, the port would be another process's.
+        super().__init__(directory, binary=binary, port=free_port(), persist=persist, config={"databases": _DATABASES})
         self._numbers = itertools.count(1)
 
     def database(self) -> str:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_hardened.dead_letter.letter import (
@@ -47,7 +47,6 @@ letters = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(letters)
 def test_an_envelope_gives_back_the_letter(letter: DeadLetter) -> None:
     """Every field, byte for byte, lone surrogates and all; the envelope itself is ASCII."""

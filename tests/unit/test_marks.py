@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_hardened.marks import (
@@ -61,7 +61,6 @@ marks = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(raw_headers)
 def test_reading_never_raises_and_always_gives_what_it_promises(raw: Any) -> None:
     """Whatever a foreign producer put there; what was read can be written and read again."""
@@ -95,7 +94,6 @@ def test_reading_never_raises_and_always_gives_what_it_promises(raw: Any) -> Non
         assert again == read
 
 
-@settings(deadline=None)
 @given(marks)
 def test_what_is_written_is_read(written: Marks) -> None:
     """Through JSON, as it travels."""

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
@@ -86,7 +86,6 @@ def test_promtool_finds_nothing() -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec=None, exclude_categories=())), st.floats(allow_nan=False))
 def test_any_name_and_any_number(name: str, value: float) -> None:
     """Quotes, backslashes, newlines and lone surrogates in a label, and any number: one line each, read back whole."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_hardened.poison.contract import work_id
@@ -42,7 +42,6 @@ def test_judge(record: Record, limit: int, verdict: str) -> None:
     assert judge(record, limit=limit) == verdict
 
 
-@settings(deadline=None)
 @given(records, limits)
 def test_only_certainty_convicts(record: Record, limit: int) -> None:
     """Poison means as many certain deaths as allowed, or one alone in its worker; below the limit nothing happens."""
@@ -52,7 +51,6 @@ def test_only_certainty_convicts(record: Record, limit: int) -> None:
     assert record.deaths == record.certain + record.presumed + record.unclosed
 
 
-@settings(deadline=None)
 @given(records, limits)
 def test_one_more_death_never_helps(record: Record, limit: int) -> None:
     """Verdicts only get harder."""
@@ -72,7 +70,6 @@ def test_delays_double_up_to_the_longest() -> None:
     assert delays == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
-@settings(deadline=None)
 @given(st.integers(-5, 10**6), st.floats(0, 3600), st.floats(0, 86_400))
 def test_delays_are_bounded_whatever_the_count(deaths: int, base: float, longest: float) -> None:
     assert 0 <= death_delay(deaths, base=base, longest=longest) <= longest
@@ -126,7 +123,6 @@ def test_parts_do_not_run_together() -> None:
     assert name(task="a", root_id="bc") != name(task="ab", root_id="c")
 
 
-@settings(deadline=None)
 @given(st.text(), st.none() | st.text(), st.none() | st.text(), st.text() | st.binary())
 def test_any_text_makes_a_short_name(task: str, root: str | None, key: str | None, body: str | bytes) -> None:
     """JSON may carry lone surrogates; the name is part of a Redis key."""

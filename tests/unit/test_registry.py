@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_hardened.metrics.catalogue import TASK_EXCEPTIONS, TASK_SECONDS, TASK_WAIT_SECONDS, TASKS, WORKER_ACTIVE
@@ -18,7 +18,6 @@ from celery_hardened.metrics.registry import EXCEPTIONS_PER_TASK, Registry
 NAMES = st.sampled_from([f"t{number}" for number in range(12)])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(NAMES, st.sampled_from(["q", "r"]), st.integers(0, 5))), st.integers(1, 6))
 def test_nothing_is_lost_beyond_the_cap(counts: list[tuple[str, str, int]], cap: int) -> None:
     """The sum is whole; each of the first values has its own; the others are ``other``, and counted as folded."""
@@ -39,7 +38,6 @@ def test_nothing_is_lost_beyond_the_cap(counts: list[tuple[str, str, int]], cap:
     assert registry.folded["task"] == folded
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6)))
 def test_each_value_is_in_one_bucket(values: list[float]) -> None:
     """The first whose bound is not below it; the sum is theirs."""

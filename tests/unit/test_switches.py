@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_hardened import ConfigurationError, StoreUnavailableError
@@ -124,7 +124,6 @@ def test_an_unknown_switch_is_refused(store: Store, call: Any) -> None:
         call(store.switches())
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.binary(max_size=8) | st.just(b"retries"), st.binary(max_size=40)))
 def test_whatever_is_stored_nothing_is_raised(stored: dict[bytes, bytes]) -> None:
     """What cannot be read is ignored: everything is on."""

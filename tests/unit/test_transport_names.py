@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_hardened.transport.names import DELAYED, LEASED, Keys, is_ours, tag
@@ -20,7 +20,6 @@ def test_keys() -> None:
     assert keys.own_list("abc", "a") != keys.own_list("abc", "b") != keys.own_list("abd", "b")
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**12 - 1), st.integers(0, 10**12 - 1))
 def test_tags_sort_as_they_were_taken(one: int, other: int) -> None:
     """Redis orders deliveries of one expiry by their tags."""
