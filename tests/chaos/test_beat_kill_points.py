@@ -78,8 +78,11 @@ def kill_at_each(
 
     beats = [start(which[0])]
     for point, following in zip(which, [*which[1:], ""], strict=True):
+        victim = beats[-1]
+        if not following:
+            # Of two that stand by, either may lead next. The one that nobody kills would lead for ever.
+            until(lambda: beats[-1].leads, within=60, what=f"the last beat that is killed, {point}, to lead")
         beats.append(start(following))
-        victim = beats[-2]
         if point.endswith("release"):
             victim.wait_leading()
             victim.signal(signal.SIGTERM)
