@@ -275,7 +275,7 @@ def test_a_frozen_worker_and_its_lost_lease(
     tells of the lease that it lost: once, with the task's name."""
     page = site()
     frozen = start_worker(SOURCE, concurrency=1)
-    page.app.tasks["proj.nap"].delay(40)
+    page.app.tasks["proj.nap"].delay(600)  # it goes on when its worker wakes, however long the other takes to start
     until(lambda: page.notes("naps"), within=60.0, what="the nap to have begun")
     until(lambda: page.workers(), within=60.0, what="the worker to speak")
     frozen.pause()

@@ -9,6 +9,10 @@ from urllib.request import ProxyHandler, build_opener
 
 from redis import Redis
 
+from celery_hardened.beat.names import Keys
+from celery_hardened.beat.record import Record
+from celery_hardened.beat.store import BeatStore
+from celery_hardened.settings import Settings
 from tests.fixtures.beats import BeatProcess
 from tests.support import django_live_settings, django_settings
 from tests.support.notes import notes
@@ -114,6 +118,12 @@ class LiveSite:
         # In one transaction: between two questions a message may go from the one place to the other.
         with Redis.from_url(self.env["BROKER_URL"]) as redis, redis.pipeline() as pipe:
             return not any(pipe.llen("shop").hlen("unacked").keys("*delivery:fetching:*").execute())
+
+    def has_claimed(self, schedule: str) -> bool:
+        """A beat is about to publish a run of *schedule*, or does not know yet whether it has."""
+        with Redis.from_url(self.env["RECORDS_URL"]) as redis:
+            text = BeatStore(redis, Keys(Settings().key_prefix), history=0).record(schedule)
+        return text is not None and Record.parse(text).pending is not None
 
     def notes(self, name: str) -> list[str]:
         """What tasks have noted so far."""

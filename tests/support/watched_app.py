@@ -94,9 +94,10 @@ def overtaken(self, order):
 @app.task(base=Watched, bind=True)
 @idempotent("order")
 def unkept(self, order):
-    """Its end cannot be written down if the test cuts the way to the store now."""
+    """Its end cannot be written down: it comes when the test has cut the way to the store."""
     note("unkept", order)
-    time.sleep(2)
+    while not (OUT / "cut").exists():
+        time.sleep(0.05)
 
 
 @control_command(args=[("seconds", float)])
