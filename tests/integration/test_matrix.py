@@ -57,12 +57,13 @@ def test_task_survives_its_worker(celery_setup: CeleryTestSetup, worker_pool: st
         # Stock kombu sweeps for abandoned messages only after a poll without
         # events; without an event loop every poll ends with one.
         return
-    result = matrix_tasks.nap.s(1).apply_async(queue=worker.worker_queue)
+    result = matrix_tasks.nap.s().apply_async(queue=worker.worker_queue)
     until(lambda: len(notes(out, "naps")) == 1, what="the nap to start")
     killed = worker.pids()
 
     worker.kill()
     assert worker.container.status == "exited"
+    (out / "killed").touch()
     worker.restart()
 
     assert result.get(timeout=60) not in killed

@@ -30,35 +30,29 @@ SECRET = "marker-4111-1111"
 def heard(project: ModuleType) -> Iterator[list[str]]:
     """All events on the broker meanwhile, each as JSON, without the return value that ``task-succeeded`` tells."""
     said: list[str] = []
-    stop = threading.Event()
+    connection = project.app.connection()
 
     def hear(event: dict[str, Any]) -> None:
         event.pop("result", None)  # the result is where results are
         said.append(json.dumps(event))
 
+    receiver = project.app.events.Receiver(connection, handlers={"*": hear})
+
     def listen() -> None:
-        with project.app.connection() as connection:
-            receiver = project.app.events.Receiver(connection, handlers={"*": hear})
-            for _ in receiver.consume(limit=None, timeout=0.5, wakeup=False, safety_interval=0.1):
-                if stop.is_set():
-                    return
+        # On one connection to the end: nobody keeps what is said between two.
+        for _ in receiver.consume(limit=None, timeout=None, wakeup=False, safety_interval=0.1):
+            pass
 
-    def run() -> None:
-        while not stop.is_set():
-            try:
-                listen()
-            except TimeoutError:
-                continue
-
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=listen)
     thread.start()
     try:
         # Whoever is not yet connected hears nothing of what is said; a heartbeat comes every two seconds.
         until(lambda: said, within=60, what="the first event to be heard")
         yield said
     finally:
-        stop.set()
+        receiver.should_stop = True
         thread.join()
+        connection.release()
 
 
 def send_all(project: ModuleType) -> dict[str, Any]:

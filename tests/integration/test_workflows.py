@@ -59,7 +59,7 @@ def test_group_completes_after_a_redrive(start_worker: StartWorker, load_project
     assert redrive(project) == 1
 
     until(lambda: project.app.AsyncResult(result.results[1].id).state == "SUCCESS", what="the member to succeed")
-    fresh = [project.app.AsyncResult(member.id).get(timeout=10) for member in result.results]
+    fresh = [project.app.AsyncResult(member.id).get(timeout=60) for member in result.results]
     assert fresh == ["a", "b", "c"]
 
 
