@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,7 +83,10 @@ class BeatSoak:
     def _anchors(self) -> dict[str, Record]:
         """The records as they begin: as soon as there is one, the schedule's slots are known by arithmetic."""
         self.fleet.tend()
-        return found if ENTRIES.keys() <= (found := self._records()).keys() else {}
+        found = self._records()
+        # From the anchor on: the first slots may have been fired before all of them were seen.
+        began = {name: replace(record, cursor=record.anchor) for name, record in found.items()}
+        return began if ENTRIES.keys() <= began.keys() else {}
 
     def _records(self) -> dict[str, Record]:
         kept = self.fleet.client.hgetall(self.fleet.keys.records)

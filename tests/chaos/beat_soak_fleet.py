@@ -21,6 +21,7 @@ from celery_hardened.beat.record import Record
 from celery_hardened.embedded import EmbeddedValkey
 from tests.chaos.beat_soak_plan import BURST, BURST_EVERY
 from tests.fixtures.beats import BeatProcess
+from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.wallshift import WallShift
@@ -71,6 +72,8 @@ class Fleet:
         self.redis = EmbeddedValkey(
             directory / "redis",
             binary=Path(binary) if binary else None,
+            # None that the kernel gives: while it is killed, the port would be another connection's.
+            port=free_port(),
             persist=True,
             # The log of all writes is the ledger: it is never written anew.
             config={"auto-aof-rewrite-percentage": 0, "appendfsync": "always"},

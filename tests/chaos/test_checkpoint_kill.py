@@ -90,7 +90,7 @@ def test_a_zombie_cannot_move_the_position_back(
     A worker that is frozen for longer than its lease, or its heartbeat, loses its job to another. When it
     wakes its next save is refused: it does the unit it was in and none after it, and the heir goes on.
     """
-    env = conf(hardened_lease=LEASE, broker_heartbeat=2)  # RabbitMQ has no lease, and waits for heartbeats
+    env = conf(hardened_lease=LEASE, broker_heartbeat=4)  # RabbitMQ has no lease, and waits for heartbeats
     project = load_project(CHECKPOINTS, env=env)
     zombie = start_worker(CHECKPOINTS, concurrency=1, env=env)
     result = project.units.delay("job", 60, 0.2)
