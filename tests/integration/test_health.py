@@ -103,7 +103,9 @@ def test_a_broker_that_is_away_at_the_start(
     """A worker whose broker is away when it starts has not started, and is alive all the same."""
     proxy = start_proxy(broker.port)
     proxy.down()
-    start_worker(HEALTH, env={**probed.env, "BROKER_URL": broker.at(proxy.port).url}, wait=False)
+    # Longer than a busy machine takes from the first answer to the first try to connect.
+    env = {**probed.env, "STALL": "10", "BROKER_URL": broker.at(proxy.port).url}
+    start_worker(HEALTH, env=env, wait=False)
 
     def tries() -> bool:
         live = probed.ask("livez")
@@ -125,7 +127,7 @@ def test_a_long_task_in_the_solo_pool(
     """A task of the solo pool holds up the loop for longer than the limit of a stall: the worker lives and is ready."""
     start_worker(HEALTH, pool="solo", env=probed.env)
     probed.wait("readyz", good=True)
-    running = load_project(HEALTH).nap.delay(15)
+    running = load_project(HEALTH).gated.delay()
     until(lambda: notes(out, "naps"), what="the task to start")
 
     def held_up() -> bool:
@@ -135,6 +137,7 @@ def test_a_long_task_in_the_solo_pool(
         return live.body["facts"]["turned"] > 1.5 * live.body["facts"]["stall"]
 
     until(held_up, within=60, what="the task to hold up the loop for longer than the limit")
+    (out / "gate").touch()
     running.get(timeout=60)
     probed.wait("readyz", good=True)
 

@@ -30,7 +30,7 @@ def test_each_delivery_is_counted_once_by_how_it_ended(
     messages everywhere."""
     probed = Probed(tmp_path / "health")
     routed = {f"proj.{name}": f"{broker.queue}-beside" for name in ROUTED}
-    env = {**probed.env, "LEASE": "3", "CONF": f"dict(task_routes={routed!r})"}
+    env = {**probed.env, "LEASE": "6", "CONF": f"dict(task_routes={routed!r})"}
     if pool == "prefork":
         env["RECYCLE"] = "20"
     queues = [broker.queue, f"{broker.queue}-beside"]

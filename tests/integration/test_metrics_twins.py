@@ -96,7 +96,7 @@ def test_a_worker_that_stood_still(
 ) -> None:
     """What it had not begun when its leases ran out is ``lease_lost`` there, and a success where it ran instead. Of
     what it ran, the loss of the lease is told at once."""
-    env = {"LEASE": "3", "CONF": "dict(worker_prefetch_multiplier=2)"}
+    env = {"LEASE": "6", "CONF": "dict(worker_prefetch_multiplier=2)"}
     mine, theirs = Probed(tmp_path / "frozen"), Probed(tmp_path / "other")
     frozen = start_worker(COUNTS, pool=pool, concurrency=1, env={**env, **mine.env})
     project = load_project(COUNTS, env=env)

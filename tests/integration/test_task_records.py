@@ -67,7 +67,7 @@ def test_each_end_is_one_record(
     """Records that have an outcome are as many as the page counts, task by task and outcome by outcome, and name the
     class that was raised: of failures with exceptions of the project's own, of lost processes, limits and retries."""
     probed = Probed(tmp_path / "health")
-    worker = start_worker(COUNTS + OWN_ERRORS, pool=pool, env={**probed.env, "LEASE": "3"}, wait=False)
+    worker = start_worker(COUNTS + OWN_ERRORS, pool=pool, env={**probed.env, "LEASE": "6"}, wait=False)
     until(lambda: " ready." in worker.log(), within=60, what="the worker to be ready")
     counts = Counts(load_project(COUNTS + OWN_ERRORS), out, probed)
 
