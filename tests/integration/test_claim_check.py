@@ -37,7 +37,7 @@ app.conf.update(
     hardened_retry_backoff=0.1,
     hardened_retry_floor=0.05,
     hardened_death_delay=0.1,
-    hardened_lease=2,
+    hardened_lease=float(os.environ.get("LEASE", "30")),
     broker_transport_options={"visibility_timeout": 60, "unacked_restore_interval": 1, "unacked_restore_throttle": 1},
 )
 harden(app)
@@ -91,6 +91,9 @@ def kill_after_the_end():
 if os.environ.get("KILL_AFTER_THE_END"):
     kill_after_the_end()
 """
+
+#: Of workers that are killed: what they held is waited for.
+SHORT = {"LEASE": "4"}
 
 SIZE = 2_000_000
 LARGE = "x" * SIZE
@@ -238,10 +241,10 @@ def test_a_worker_killed_in_the_body(start_worker: StartWorker, load_project: Lo
     """The message comes back and runs with the same arguments."""
     project = load_project(APP)
     result = project.work.apply_async([LARGE], {"name": "killed", "kills": True})
-    first = start_worker(APP, wait=False)
+    first = start_worker(APP, env=SHORT, wait=False)
     until(lambda: (out / "killed").exists(), within=60, what="the worker to be killed")
     first.wait()
-    start_worker(APP)
+    start_worker(APP, env=SHORT)
     assert result.get(timeout=120) == "killed"
     assert [line.split()[2] for line in runs(out, "killed")] == [str(SIZE)] * 2
 
@@ -253,10 +256,10 @@ def test_a_worker_killed_between_the_end_and_the_ack(
     """The message comes back, and is told that its task has ended: no second run, no dead letter."""
     project = load_project(APP)
     result = project.work.apply_async([LARGE], {"name": "ended"})
-    first = start_worker(APP, env={"KILL_AFTER_THE_END": "1"}, wait=False)
+    first = start_worker(APP, env={**SHORT, "KILL_AFTER_THE_END": "1"}, wait=False)
     first.wait(within=60)
     assert (out / "killed after the end").exists()
-    second = start_worker(APP)
+    second = start_worker(APP, env=SHORT)
     until(lambda: "has ended before" in second.log(), within=120, what="the message to come back")
     assert project.app.AsyncResult(result.id).get(timeout=30) == "ended"
     assert len(runs(out, "ended")) == 1

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.parametrize("broker", ["redis"], indirect=True),
 ]
 
-LEASE = 3.0
+LEASE = 6.0
 SHORT = conf(hardened_lease=LEASE)
 
 #: Seconds until a delayed task is due: several leases, and long enough to kill and start workers meanwhile.
@@ -53,7 +53,7 @@ def test_delays_survive_every_worker(
     assert all(sent + AHEAD - 1 <= score <= time.time() + AHEAD + 1 for score in book.delayed().values())
     # A worker hears nothing for a moment after it said that it is ready.
     until(lambda: len(project.app.control.ping(timeout=2, limit=2)) == 2, within=60, what="both workers to listen")
-    inspect = project.app.control.inspect(timeout=10, limit=2)
+    inspect = project.app.control.inspect(timeout=30, limit=2)
     assert inspect.scheduled() == inspect.reserved() == {"w1@test": [], "w2@test": []}
     for worker in doomed:
         worker.kill_group()

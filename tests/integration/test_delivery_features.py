@@ -29,7 +29,7 @@ LEASE = 3.0
 
 def queues_of(app: Celery) -> set[str]:
     """The queues that the one worker serves, as it says itself."""
-    answer = app.control.inspect(timeout=10, limit=1).active_queues()
+    answer = app.control.inspect(timeout=30, limit=1).active_queues()
     return {queue["name"] for queue in answer["w1@test"]}
 
 
@@ -47,7 +47,7 @@ def test_remote_control_and_events(
     project = load_project(DELIVERY)
     app = project.app
     listening(app)
-    inspect = app.control.inspect(timeout=10, limit=1)
+    inspect = app.control.inspect(timeout=30, limit=1)
     assert inspect.ping() == {"w1@test": {"ok": "pong"}}
     assert inspect.stats()["w1@test"]["broker"]["transport"] == "redis"
     assert queues_of(app) == {broker.queue}
@@ -67,7 +67,7 @@ def test_remote_control_and_events(
         until(lambda: any(event["type"] == "worker-heartbeat" for event in seen), within=30, what="a heartbeat")
         revoked = app.signature("proj.job", ("revoked",), countdown=3)
         revoked.freeze("revoked-id")
-        app.control.revoke("revoked-id")
+        app.control.revoke("revoked-id", reply=True, timeout=30, limit=1)  # before it is due
         sent = revoked.apply_async(task_id="revoked-id")
         task = project.job.delay("runs")
         assert task.get(timeout=30) == "runs"
@@ -254,22 +254,22 @@ def test_queue_added_and_cancelled(
         assert project.job.apply_async((order,), queue=queue).get(timeout=30) == order
 
     listening(project.app)
-    assert "ok" in control.add_consumer(extra, reply=True, timeout=10, limit=1)[0]["w1@test"]
+    assert "ok" in control.add_consumer(extra, reply=True, timeout=30, limit=1)[0]["w1@test"]
     run("extra", extra)
     run("first", broker.queue)
-    assert "ok" in control.cancel_consumer(extra, reply=True, timeout=10, limit=1)[0]["w1@test"]
+    assert "ok" in control.cancel_consumer(extra, reply=True, timeout=30, limit=1)[0]["w1@test"]
     until(lambda: queues_of(project.app) == {broker.queue}, within=30, what="the queue to be left")
     left = project.job.apply_async(("left",), queue=extra)
     for n in range(3):
         run(f"first-{n}", broker.queue)
     until(lambda: book.waiting(extra) == 1, within=10, what="the message to lie in the cancelled queue")
     assert not starts(out, "left")
-    assert "ok" in control.add_consumer(extra, reply=True, timeout=10, limit=1)[0]["w1@test"]
+    assert "ok" in control.add_consumer(extra, reply=True, timeout=30, limit=1)[0]["w1@test"]
     assert left.get(timeout=30) == "left"
     for n in range(5):  # no connection is left behind by a cancelled queue
-        control.cancel_consumer(extra, reply=True, timeout=10, limit=1)
+        control.cancel_consumer(extra, reply=True, timeout=30, limit=1)
         until(lambda: queues_of(project.app) == {broker.queue}, within=30, what="the queue to be left")
-        control.add_consumer(extra, reply=True, timeout=10, limit=1)
+        control.add_consumer(extra, reply=True, timeout=30, limit=1)
         run(f"again-{n}", extra)
     run("last", broker.queue)
     assert "Connection to broker lost" not in worker.log()

@@ -212,7 +212,7 @@ def test_garbage_alone(start_worker: StartWorker, load_project: LoadProject, bro
     for item in items:
         book.client.lpush(broker.queue, item)
     assert project.job.delay("after").get(timeout=60) == "after"
-    until(lambda: len(letters(project)) >= len(items), within=20, what="150 letters")
+    until(lambda: len(letters(project)) >= len(items), within=60, what="150 letters")
     assert sorted(stored.letter.body for stored in letters(project)) == sorted(items)
     assert {stored.letter.reason for stored in letters(project)} == {"malformed"}
     until(lambda: not book.client.exists(f"t-{unique}:delivery:malformed"), within=20, what="nothing to be set aside")

@@ -22,11 +22,11 @@ def _starts(out: Path) -> Counter[str]:
 
 def test_a_long_task_starts_once(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
     """A task that runs for several heartbeats beside an idle worker is started once: no time-out takes it away."""
-    env = {"CONF": repr({"broker_heartbeat": 2})}
+    env = {"CONF": repr({"broker_heartbeat": 3})}
     for _ in range(2):
         start_worker(SHOP, concurrency=1, env=env)
     project = load_project(SHOP, env=env)
-    assert project.slow.delay("long", 8.0).get(timeout=60) == "long"
+    assert project.slow.delay("long", 11.0).get(timeout=60) == "long"
     assert _starts(out) == {"long": 1}
 
 

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.parametrize("broker", ["redis"], indirect=True),
 ]
 
-LEASE = 2.0
+LEASE = 3.0
 
 
 @pytest.mark.slow
@@ -26,14 +26,15 @@ def test_solo_task_beyond_its_time_limit_starts_once(
     start_worker: StartWorker, load_project: LoadProject, broker: Broker, out: Path
 ) -> None:
     """
-    The solo pool enforces no time limit. A task that holds up its loop for seven leases, most of them
+    The solo pool enforces no time limit. A task that holds up its loop for four leases, most of them
     beyond its time limit, starts once although another worker would take it, and is acked.
     """
-    env = conf(hardened_lease=LEASE)
+    lease = 4.0
+    env = conf(hardened_lease=lease)
     for _ in range(2):
         start_worker(DELIVERY, pool="solo", env=env)
     project = load_project(DELIVERY, env=env)
-    result = project.job.apply_async(("long", 7 * LEASE), time_limit=1.0)
+    result = project.job.apply_async(("long", 4 * lease), time_limit=1.0)
     assert result.get(timeout=90) == "long"
     until(Book(broker).empty, within=20, what="it to be acked")
     assert [(start.order, start.marked) for start in starts(out)] == [("long", False)]

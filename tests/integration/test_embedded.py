@@ -15,6 +15,7 @@ import redis
 
 from celery_hardened import embedded
 from celery_hardened.embedded import EmbeddedServerError, EmbeddedValkey, find_binary
+from tests.support.ports import free_port
 from tests.support.until import until
 
 pytestmark = pytest.mark.integration
@@ -33,8 +34,10 @@ def test_it_answers_and_leaves_nothing() -> None:
 
 
 @pytest.mark.chaos
-def test_what_it_persists_survives_a_kill(tmp_path: Path) -> None:
+def test_what_it_persists_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``persist``, a write that was answered is there after SIGKILL and a new start, at the same address."""
+    # One that the kernel gives to nobody: while the server is away, another could be any connection's.
+    monkeypatch.setattr(embedded, "_free_port", free_port)
     with EmbeddedValkey(tmp_path, persist=True) as valkey, redis.Redis.from_url(valkey.url) as client:
         url = valkey.url
         client.set("kept", "yes")
