@@ -24,6 +24,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 REDIS = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
+LEASE = 9.0
+"""Nothing here waits for the end of one: a worker that stands still for some seconds keeps its job."""
+
 COUNT, SECONDS = 150, 0.2
 """A job of half a minute: a busy machine needs most of that to start the worker that is to go on."""
 
@@ -34,14 +37,14 @@ class Scene:
     def __init__(
         self, start_worker: StartWorker, load_project: LoadProject, out: Path, *, env: Any = None, **options: Any
     ) -> None:
-        settings = {"hardened_lease": 3.0, **options.pop("settings", {})}
+        settings = {"hardened_lease": LEASE, **options.pop("settings", {})}
         self.out = out
         self.env = {**conf(**settings), **(env or {})}
         self.project: ModuleType = load_project(CHECKPOINTS, env=self.env)
         self.first: WorkerProcess = start_worker(CHECKPOINTS, concurrency=1, env=self.env, **options)
         self.result = self.project.units.delay("job", COUNT, SECONDS, options.pop("every", 60.0))
         until(lambda: len(done(out, "job")) >= 3, what="the job to begin")
-        self.second: WorkerProcess = start_worker(CHECKPOINTS, concurrency=1, env=conf(hardened_lease=3.0))
+        self.second: WorkerProcess = start_worker(CHECKPOINTS, concurrency=1, env=conf(hardened_lease=LEASE))
 
     def went_on(self) -> None:
         """Exactly once each unit, in two runs of one attempt; nobody is blamed."""
@@ -96,7 +99,7 @@ def test_sigterm_and_children_forked_later(
     args: tuple[str, ...], start_worker: StartWorker, load_project: LoadProject, out: Path
 ) -> None:
     """A child that replaces another, or that autoscaling adds, is told as well."""
-    env = conf(hardened_lease=3.0)
+    env = conf(hardened_lease=LEASE)
     project = load_project(CHECKPOINTS, env=env)
     worker = start_worker(CHECKPOINTS, concurrency=1, env=env, args=args)
     first = set(worker.children())
@@ -132,11 +135,11 @@ def test_soft_shutdown(start_worker: StartWorker, load_project: LoadProject, out
 @REDIS
 def test_cold_shutdown(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
     """SIGQUIT without a wait cuts it short: at most the unit it was in, and what *every* had not saved, comes again."""
-    project = load_project(CHECKPOINTS, env=conf(hardened_lease=3.0))
-    first = start_worker(CHECKPOINTS, concurrency=1, env=conf(hardened_lease=3.0))
+    project = load_project(CHECKPOINTS, env=conf(hardened_lease=LEASE))
+    first = start_worker(CHECKPOINTS, concurrency=1, env=conf(hardened_lease=LEASE))
     result = project.units.delay("job", 60, 0.1, 0.0)
     until(lambda: len(done(out, "job")) >= 3, what="the job to begin")
-    start_worker(CHECKPOINTS, concurrency=1, env=conf(hardened_lease=3.0))
+    start_worker(CHECKPOINTS, concurrency=1, env=conf(hardened_lease=LEASE))
     first.signal(signal.SIGQUIT)
     assert result.get(timeout=120) == "job"
     assert set(done(out, "job")) == set(range(60))
@@ -147,7 +150,7 @@ def test_cold_shutdown(start_worker: StartWorker, load_project: LoadProject, out
 
 def test_stops_without_end_are_no_deaths(start_worker: StartWorker, load_project: LoadProject, out: Path) -> None:
     """Five deploys in the middle of one job, more than the deaths it may have: each unit once, no letter."""
-    env = conf(hardened_lease=3.0)
+    env = conf(hardened_lease=LEASE)
     project = load_project(CHECKPOINTS, env=env)
     result = project.units.delay("job", COUNT, SECONDS, 60.0)
     for _ in range(5):
@@ -176,7 +179,7 @@ def test_a_record_that_is_gone_loses_no_work(
     now, it comes back after a lease and claims it again before it goes on.
     """
     url = valkey.database()
-    env = conf(hardened_lease=2.0, hardened_redis_url=url)
+    env = conf(hardened_lease=2.0 if task == "keyed" else LEASE, hardened_redis_url=url)
     project = load_project(CHECKPOINTS, env=env)
     start_worker(CHECKPOINTS, concurrency=1, env=env)
     result = getattr(project, task).delay("job", 40, 0.1)
