@@ -137,7 +137,7 @@ class Proc:
 
     def _reap(self) -> None:
         if self._popen is not None:
-            self._popen.wait(10)
+            self._popen.wait(60)  # a disk or a machine that stands still keeps a killed process, too
 
     # --- what it says -----------------------------------------------------------------------
 
