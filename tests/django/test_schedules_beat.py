@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 from django_celery_beat.models import ClockedSchedule, PeriodicTask
-from redis import Redis
 
-from celery_hardened.beat.names import Keys
-from celery_hardened.beat.record import Record
-from celery_hardened.beat.store import BeatStore
 from tests.fixtures.beats import BeatProcess, StartBeat
 from tests.fixtures.processes import StartWorker
 from tests.support import django_project
+from tests.support.beat_claims import is_claimed
 from tests.support.django_schedules import every, task
 from tests.support.notes import notes
 from tests.support.until import until
@@ -84,13 +81,6 @@ def test_two_one_offs_and_a_busy_interval(beat: BeatProcess, out: Path) -> None:
     assert [len(runs(out, name)) for name in ("one", "two", "old", "long")] == [1, 1, 0, 0]
 
 
-def known_to_be_fired(environment: dict[str, str], name: str) -> bool:
-    """Does the record of *name* say that its message has arrived? Until then a next beat may send it once more."""
-    with Redis.from_url(environment["RECORDS_URL"]) as redis:
-        text = BeatStore(redis, Keys(environment["KEY_PREFIX"]), history=0).record(name)
-    return text is not None and Record.parse(text).pending is None
-
-
 def test_a_one_off_and_a_beat_that_is_killed(
     schedules: str, start_beat: StartBeat, start_worker: StartWorker, environment: dict[str, str], out: Path
 ) -> None:
@@ -102,7 +92,8 @@ def test_a_one_off_and_a_beat_that_is_killed(
     task("once", task="proj.tick", clocked=soon, one_off=True)
     until(lambda: runs(out, "once"), within=60, what="it to run")
     # A busy machine may have run it before its beat goes on.
-    until(lambda: known_to_be_fired(environment, "once"), within=60, what="its beat to know that it is sent")
+    records = environment["RECORDS_URL"], environment["KEY_PREFIX"]
+    until(lambda: not is_claimed(*records, "once"), within=60, what="its beat to know that it is sent")
     first.kill()
     PeriodicTask.objects.filter(name="once").update(enabled=True, total_run_count=0, last_run_at=None)
     every(1, name="often", task="proj.tick")

@@ -9,12 +9,10 @@ from urllib.request import ProxyHandler, build_opener
 
 from redis import Redis
 
-from celery_hardened.beat.names import Keys
-from celery_hardened.beat.record import Record
-from celery_hardened.beat.store import BeatStore
 from celery_hardened.settings import Settings
 from tests.fixtures.beats import BeatProcess
 from tests.support import django_live_settings, django_settings
+from tests.support.beat_claims import is_claimed
 from tests.support.notes import notes
 from tests.support.ports import free_port
 from tests.support.proc import Proc
@@ -120,10 +118,8 @@ class LiveSite:
             return not any(pipe.llen("shop").hlen("unacked").keys("*delivery:fetching:*").execute())
 
     def has_claimed(self, schedule: str) -> bool:
-        """A beat is about to publish a run of *schedule*, or does not know yet whether it has."""
-        with Redis.from_url(self.env["RECORDS_URL"]) as redis:
-            text = BeatStore(redis, Keys(Settings().key_prefix), history=0).record(schedule)
-        return text is not None and Record.parse(text).pending is not None
+        """Is a run of *schedule* with a beat still?"""
+        return is_claimed(self.env["RECORDS_URL"], Settings().key_prefix, schedule)
 
     def notes(self, name: str) -> list[str]:
         """What tasks have noted so far."""

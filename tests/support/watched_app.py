@@ -12,6 +12,7 @@ from redis import Redis
 
 from celery_hardened import HardenedTask, Hardening, harden, idempotent
 from tests.support.notes import note
+from tests.support.until import until
 
 app = Celery("proj", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
@@ -96,8 +97,7 @@ def overtaken(self, order):
 def unkept(self, order):
     """Its end cannot be written down: it comes when the test has cut the way to the store."""
     note("unkept", order)
-    while not (OUT / "cut").exists():
-        time.sleep(0.05)
+    until((OUT / "cut").exists, within=120, what="the test to cut the way")
 
 
 @control_command(args=[("seconds", float)])
